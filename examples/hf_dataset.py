@@ -81,7 +81,7 @@ def main() -> None:
     command.add_argument("dataset")
     command.add_argument("answers", help="Parquet file")
     command.add_argument("--split", default="train")
-    command.add_argument("--top", type=int, default=3, help="classes per image (default: 3)")
+    command.add_argument("--top", type=int, help="maximum number of classes per image")
 
     command = commands.add_parser("export")
     command.set_defaults(function=export)

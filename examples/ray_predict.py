@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("checkpoint", help="run folder or checkpoint")
     parser.add_argument("photos", help="Parquet file or folder")
     parser.add_argument("answers", help="new Parquet folder")
-    parser.add_argument("--top", type=int, default=3, help="classes per photo")
+    parser.add_argument("--top", type=int, help="maximum number of classes per photo")
     parser.add_argument("--actors", type=int, default=2, help="processes with a model")
     parser.add_argument("--gpus", type=float, default=0, help="GPUs per actor; 0.5: two share one")
     args = parser.parse_args()

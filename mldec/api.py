@@ -29,6 +29,7 @@ from mldec.tools import calibrate, export, predict, report
 from mldec.tools.predict.answers import Predictor, Row, chosen_rule
 from mldec.tools.predict.engine import TorchEngine
 from mldec.tools.predict.photos import is_photo, items
+from mldec.train import announce
 from mldec.train import run as train
 from mldec.training.log import Evaluation, read_progress
 
@@ -106,6 +107,7 @@ def fit(
         config = replace(config, data=config.data | settings)
 
     try:
+        announce(config.name)
         train(config, folder)
     except Stopped as stop:
         is_interactive = hasattr(sys, "ps1")  # also in a notebook
@@ -229,6 +231,16 @@ class Run:
         return read_progress(self.folder / LOG_FILE).best
 
     @property
+    def metric(self) -> str | None:
+        """Name of the main metric, which selects the best checkpoint; None without evaluation."""
+        return None if self.best is None else self.best.metric
+
+    @property
+    def value(self) -> float | None:
+        """Best value of the main metric in percent; None before the first evaluation."""
+        return None if self.best is None else self.best.value
+
+    @property
     def metrics(self) -> dict[str, float | None]:
         """Metrics of `best` in percent, and its mean loss as "loss"."""
         return {} if self.best is None else self.best.metrics
@@ -264,7 +276,7 @@ class Run:
         """
         settings = list(overrides)
         if split is not None:
-            settings += [f"data.val={split}", "data.fold=null"]
+            settings += [f'data.val="{split}"', "data.fold=null"]
         return self._call(evaluate_parser(), evaluate, settings, options)
 
     def calibrate(self, *, overrides: Sequence[str] = (), **options: Any) -> dict[str, Any]:
@@ -355,8 +367,8 @@ class Model:
         Args:
             photos: A photo, a folder, a tar file, a batch of arrays or any iterable of photos.
             threshold: Minimum score in [0, 1]. None for that of `load`, or else the calibrated
-                thresholds of the checkpoint, or else 0.
-            top: Maximum number of classes. None for that of `load`, or else 10.
+                thresholds of the checkpoint.
+            top: Maximum number of classes. None for that of `load`, or else 10 without thresholds.
 
         Returns:
             A `Row` for one photo. Iterate over it for pairs of a class name and a score. Otherwise

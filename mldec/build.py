@@ -1,23 +1,22 @@
 """Build the parts of a run from `_target_` nodes, after validating their arguments."""
 
 import dataclasses
-import importlib
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_type_hints
+from typing import Any
 
 import torch
 from torch import nn
 
 from mldec.config.compose import compose, compose_with_options, option, override
 from mldec.config.schema import PARTS, Config, Mix, describe, matches
+from mldec.config.signatures import REQUIRED, arguments_of, is_reader, locate, signature
 from mldec.data.labels import Labels
 from mldec.data.mixing import Mixing
 from mldec.data.readers import docs_of
 from mldec.data.sampling import Sampling
-from mldec.data.settings import FileSettings, Observed, Source, assemble
+from mldec.data.settings import FileSettings, Observed, assemble
 from mldec.data.transforms import View
 from mldec.data.types import Classes, DataModule, Split, StoredImages
 from mldec.errors import ConfigError, UserError, documented, suggest
@@ -25,37 +24,8 @@ from mldec.losses.common import LabelCounts, TrainImages
 from mldec.model import Classifier
 from mldec.runtime import distributed
 
-# Modules in which parts must be defined. plugins=[...] adds third-party packages.
-HOMES = {
-    "data": ("mldec.data.readers", "mldec.data.digits"),
-    "backbone": ("mldec.backbones",),
-    "head": ("mldec.heads",),
-    "loss": ("mldec.losses",),
-}
-# Arguments that `build` passes to the target. They are not allowed in a node.
-RUNTIME_ARGUMENTS = {
-    "data": (),
-    "backbone": (),
-    "head": ("in_features", "num_classes"),
-    "loss": ("label_counts", "train_images", "all_reduce"),
-}
-# nn.Module without an overridden __init__ has the signature (*args, **kwargs).
-VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-# Additional settings of all readers of image files, as flat keys of the node (data.cutout=0).
-SHARED = (View, FileSettings, Sampling, Observed)
-REQUIRED = inspect.Parameter.empty
 # Parts that are needed for evaluation and prediction.
 MODEL_PARTS = ("backbone", "head")
-
-# Annotation of an argument, and its default or REQUIRED.
-Argument = tuple[Any, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resuming:
-    """Setting of all `data` nodes; see `start.check_same_run`."""
-
-    changed: Literal["refuse", "allow"] = "refuse"  # resume a run on different training data
 
 
 @dataclass(frozen=True)
@@ -75,7 +45,7 @@ class Part:
     def call(self, **runtime: Any) -> Any:
         """Call the target. `runtime` adds or overrides arguments."""
         arguments: dict[str, Any] = {}
-        for name, parameter in _signature(self.target).parameters.items():
+        for name, parameter in signature(self.target).parameters.items():
             if dataclasses.is_dataclass(parameter.annotation):
                 arguments[name] = self.shared(parameter.annotation)
             elif name in self.arguments:
@@ -134,7 +104,7 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
     node = dict(node)
     name = node.pop("_target_", None)
     target = locate(kind, name, plugins)
-    accepted = _accepted(kind, target)
+    accepted = arguments_of(kind, target)
 
     faults = []
     for key, value in node.items():
@@ -177,7 +147,7 @@ def recorded(config: Config, parts: Parts) -> Config:
 def data(parts: Parts) -> DataModule:
     """Build the data module from the data part."""
     part = parts["data"]
-    if not _is_reader(part.target):
+    if not is_reader(part.target):
         module: DataModule = part.call()
         return module
 
@@ -234,7 +204,7 @@ def loss(
     """
     part = parts["loss"]
     runtime: dict[str, Any] = {}
-    parameters = _signature(part.target).parameters
+    parameters = signature(part.target).parameters
     if "all_reduce" in parameters:
         runtime["all_reduce"] = distributed.total
 
@@ -284,82 +254,3 @@ def model(parts: Parts, classes: Classes, *, pretrained: bool = True) -> Classif
     network = backbone(parts, pretrained=pretrained)
     head = parts["head"].call(in_features=network.num_features, num_classes=len(classes))
     return Classifier(network, head)
-
-
-def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[..., Any]:
-    """Import the public class or function of a `_target_`.
-
-    Raises:
-        ConfigError: If it does not exist, or is not in a module of `HOMES[kind]` or in a plugin.
-    """
-    if not isinstance(target, str):
-        raise ConfigError(f"{kind}._target_ is missing; pass {kind}=NAME")
-
-    # Check the name first, because the import executes the module.
-    homes = HOMES[kind] + tuple(plugins)
-    module_name, _, name = target.rpartition(".")
-    is_public = not any(word.startswith("_") for word in target.split("."))
-    if not is_public or not any(_inside(module_name, home) for home in homes):
-        raise ConfigError(
-            f"{kind}._target_: '{target}' is not in {' or '.join(homes)}; "
-            f"name your own package with plugins=[PACKAGE]"
-        )
-
-    try:
-        located = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{kind}._target_: '{target}' does not exist: {error}") from error
-
-    # Names that are imported by the module, such as `mldec.heads.gap.nn`, are not allowed.
-    is_defined_there = any(_inside(getattr(located, "__module__", ""), home) for home in homes)
-    if kind == "data":
-        expected = "function that returns a Source or a DataModule"
-        kinds = (Source, DataModule)
-        is_part = inspect.isfunction(located) and _signature(located).return_annotation in kinds
-    else:
-        expected = "nn.Module class"
-        is_part = inspect.isclass(located) and issubclass(located, nn.Module)
-    if not is_defined_there or not is_part:
-        raise ConfigError(f"{kind}._target_: '{target}' is not a {expected} of that module")
-    assert callable(located)
-    return located
-
-
-def _signature(target: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(target, eval_str=True)
-
-
-def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
-    """Return the arguments of a part. A dataclass argument is replaced with its fields."""
-    accepted: dict[str, Argument] = {}
-    for name, parameter in _signature(target).parameters.items():
-        if dataclasses.is_dataclass(parameter.annotation):
-            accepted |= _fields(parameter.annotation, parameter.default)
-        elif name not in RUNTIME_ARGUMENTS[kind] and parameter.kind not in VARIADIC:
-            hint = parameter.annotation
-            accepted[name] = (Any if hint is REQUIRED else hint, parameter.default)
-
-    if kind == "data":
-        accepted |= _fields(Resuming)
-    if _is_reader(target):
-        for shared in SHARED:
-            accepted |= _fields(shared)
-    return accepted
-
-
-def _fields(group: Any, defaults: Any = None) -> dict[str, Argument]:
-    """Return the fields of a dataclass, with defaults from an instance or the class."""
-    hints = get_type_hints(group)
-    fields = {}
-    for field in dataclasses.fields(group):
-        fields[field.name] = (hints[field.name], getattr(defaults, field.name, field.default))
-    return fields
-
-
-def _inside(module_name: str, home: str) -> bool:
-    return module_name == home or module_name.startswith(home + ".")
-
-
-def _is_reader(target: Callable[..., Any]) -> bool:
-    """Return True if a function returns a `Source`, which uses the shared settings."""
-    return inspect.isfunction(target) and _signature(target).return_annotation is Source

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import mldec
 from mldec.errors import ConfigError, one_line, print_error, suggest
+from mldec.files.run_folder import check_source
 from mldec.runtime.console import to_console
 from mldec.runtime.devices import MAX_IMAGE_SIZE, Precision
 
@@ -104,7 +105,7 @@ def add_data_options(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument(
         "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
     )
-    add_precision_option(arguments, "as in training; on a CPU fp32, unless bf16 is fast")
+    add_precision_option(arguments, "that of the training; on a CPU fp32")
 
 
 def add_class_options(arguments: argparse._ActionsContainer) -> None:
@@ -170,6 +171,9 @@ def run_command(
     """
     with one_line():
         args = parse()
+        checkpoint = getattr(args, "checkpoint", None)
+        if checkpoint is not None:
+            check_source(checkpoint)  # before the slow imports of a command
         to_console()
         result = work(args)
         sys.exit(result if isinstance(result, int) else 0)

@@ -126,6 +126,8 @@ def writing(target: str | Path, *, of_run: bool = False) -> Iterator[None]:
         raise
     except OSError as error:
         fix = "free space" if error.errno in FULL else "make it writable"
+        if error.errno == errno.ENAMETOOLONG:
+            fix = "shorten its name"
         fix += ", then pass resume=auto" if of_run else ", or write to another place"
         raise DataError(f"cannot write {target}: {error.strerror or error}; {fix}") from error
 

@@ -60,7 +60,8 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--metrics",
         choices=("all",),
-        help="all: also compute LRAP, coverage, ranking loss, one-error, AUROC and F1 per image",
+        help="all: also compute LRAP, coverage, ranking loss, one-error, AUROC, F1 per image, "
+        "exact-match ratio and Hamming loss",
     )
     arguments.add_argument(
         "--groups",

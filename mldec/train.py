@@ -43,13 +43,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("mldec")
 
 
-def run(config: Config, directory: Path) -> None:
-    """Validate the config, lock the folder of the run, and train."""
-    # OpenMP threads that spin make a CPU run ten times slower if another process is busy. Set this
-    # before torch is imported.
+def announce(name: str) -> None:
+    """Prepare the process for a run and log its start, before torch is imported."""
+    # OpenMP threads that spin make a CPU run ten times slower if another process is busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     to_console()
-    log.info(f"{config.name}: starting, mldec {mldec.__version__}")
+    log.info(f"{name}: starting, mldec {mldec.__version__}")
+
+
+def run(config: Config, directory: Path) -> None:
+    """Validate the config, lock the folder of the run, and train."""
     started = time.monotonic()
     import torch
 
@@ -176,7 +179,8 @@ def app(node: DictConfig) -> None:
 
         directory = Path(hydra_config.runtime.output_dir)
         try:
-            run(parse(node), directory)
+            announce(node.name)
+            run(parse(node, hydra_config.overrides.task), directory)
         finally:
             # Remove the folder that Hydra created if the run failed before it wrote a file.
             with suppress(OSError):
@@ -192,7 +196,7 @@ def show(node: DictConfig) -> None:
     from mldec.training.start import used_precision
 
     with one_line():
-        config = parse(node).for_world_size(processes=1)
+        config = parse(node, HydraConfig.get().overrides.task).for_world_size(processes=1)
         config = build.recorded(config, build.check(config))
         device = distributed.pick_device(config.device)
         config.train.precision = used_precision(config.train, None, device)

@@ -15,9 +15,10 @@ MODULES = {
 LAYERS = (
     ("mldec", "errors", "model"),
     ("files", "runtime"),
-    ("backbones", "config", "evaluators", "heads", "losses", "names"),
+    ("backbones", "evaluators", "heads", "losses", "names"),
     ("words",),
     ("data",),
+    ("config",),
     ("build",),
     ("checkpoint",),
     ("evaluation",),

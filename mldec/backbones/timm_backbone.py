@@ -1,6 +1,7 @@
 """Backbones of timm, and the base class of all backbones."""
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from mldec.backbones.tokens import check_patches, freeze, norm_behind_pooling, timm_tokens, try_out
 from mldec.errors import ConfigError, naming_errors, suggest
+from mldec.names import format_list
 
 # Shapes: B batch, H and W image height and width in pixels, N tokens, C backbone width
 
@@ -125,12 +127,15 @@ def loading_weights(name: str, pretrained: bool | str) -> Iterator[None]:
             yield
     except Exception as error:
         value = "true" if pretrained is True else pretrained
-        # The message of torch about mismatched tensors has several lines.
+        # The message of torch about mismatched tensors has several lines and hundreds of names.
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+        tensors = re.findall(r'"([\w.]+)"', str(error))
+        if len(tensors) > 3:
+            reason = f"{len(tensors)} missing or unexpected tensors: {format_list(tensors, 3)}"
         raise ConfigError(
             f"backbone.pretrained={value}: the weights of {name} cannot be used ({reason}); pass "
             f"backbone.pretrained=FILE, or backbone.pretrained=false for random weights"
-        ) from error
+        ) from None  # the errors of a hub and of torch take several screens
 
 
 @contextmanager

@@ -411,10 +411,12 @@ def load_strict(
     with naming_errors(path):
         match = _match_tensors(model, tensors)
         missing = [name for name in match.missing if not name.endswith(optional)]
+        invalid = [name for name, tensor in tensors.items() if tensor.isnan().any()]
         for fault, names in (
             ("missing", missing),
             ("unexpected", match.unexpected),
             ("of another shape", match.other_shape),
+            ("NaN", invalid),
         ):
             if names:
                 raise CheckpointError(

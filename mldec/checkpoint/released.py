@@ -21,7 +21,7 @@ from mldec.checkpoint.classes import check_count, read_class_names
 from mldec.checkpoint.sources import RELEASED, TAG_LIST, TAG_THRESHOLDS
 from mldec.checkpoint.state import Calibration, Checkpoint
 from mldec.checkpoint.thresholds import with_thresholds
-from mldec.config.compose import option
+from mldec.config.compose import option, resolved
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes
 from mldec.errors import DataError
@@ -211,13 +211,14 @@ def convert(
     data = {}
     if not is_ram and set(classes.names) == set(COCO_NAMES):
         data = option("data", "coco")
+    config = {
+        "name": path.stem,
+        "data": {**data, "image_size": size},
+        "backbone": _backbone(weights, size),
+        "head": head,
+    }
     return Checkpoint(
-        config={
-            "name": path.stem,
-            "data": {**data, "image_size": size},
-            "backbone": _backbone(weights, size),
-            "head": head,
-        },
+        config=resolved(config),
         classes=classes,
         transform=EvalTransform(image_size=size),
         model=weights,

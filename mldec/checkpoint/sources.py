@@ -31,7 +31,7 @@ from mldec.errors import (
     writing,
 )
 from mldec.files.cache import cache_folder
-from mldec.files.run_folder import find_checkpoint
+from mldec.files.run_folder import check_source, find_checkpoint
 from mldec.files.torch_files import sha256_of, write_hashes
 from mldec.runtime.console import on_terminal
 from mldec.words.types import PREFIX
@@ -128,9 +128,7 @@ def local(path: str | Path) -> Path:
     if text.startswith(HUB):
         return _published_file(text.removeprefix(HUB))
 
-    run = Path("outputs", path)
-    if not Path(path).exists() and (run / "checkpoints").is_dir():
-        raise CheckpointError(f"{path}: file not found; did you mean {run}?")
+    check_source(path)
     if not Path(path).is_dir():
         return Path(path)
     weights = Path(path) / published.WEIGHTS

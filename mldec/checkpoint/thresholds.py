@@ -69,7 +69,8 @@ def with_thresholds(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     thresholds = tuple(values[name] for name in classes.names)
-    return replace(base, thresholds=thresholds, scope="class", objective=None, file=path.name)
+    base = replace(base, objective=None, metrics={})  # of other thresholds
+    return replace(base, thresholds=thresholds, scope="class", file=path.name)
 
 
 def _by_name(path: Path, classes: Classes) -> dict[str, float]:

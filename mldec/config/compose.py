@@ -1,7 +1,7 @@
 """Create a `Config` from YAML files, a command line or a checkpoint."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,15 +11,17 @@ import hydra
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 from yaml import YAMLError
 
 from mldec.config.schema import HARMLESS, PARTS, RETIRED, SHORT_FORMS, Config, Init
+from mldec.config.values import escaped, hydra_value, literal, parsed
 from mldec.errors import ConfigError, suggest
 
 # Settings outside the schema: arguments of the parts and of the optimizer.
-OPEN_KEY = re.compile(rf"(?:{'|'.join(PARTS)}|init|optim\.options)\.|optim\.options$")
+ARGUMENT = re.compile(rf"(?:{'|'.join(PARTS)})\.")
+OPEN_KEY = re.compile(rf"{ARGUMENT.pattern}|(?:init|optim\.options)\.|optim\.options$")
 
 # Flags of Hydra. Any other word with two dashes is probably meant as a setting.
 FLAG = (
@@ -46,22 +48,28 @@ def to_hydra(words: list[str]) -> list[str]:
     """Check keys and option names of a command line, and convert it to Hydra's syntax.
 
     `head.num_groups=20` becomes `++head.num_groups=20`, so that the YAML need not contain the key.
-    Flags come first, because Hydra's parser drops settings after them.
+    Flags come first, because Hydra's parser drops settings after them. Texts are quoted, and so are
+    all arguments of parts, whose types are only known after the composition; see `parse`.
 
     Raises:
         ConfigError: If a key or an option does not exist.
     """
-    words = [_expand_home(SHORT_FORMS.get(word, word)) for word in words]
+    words = [SHORT_FORMS.get(word, word) for word in words]
     # With other settings of `init`, its short form means the path.
     if any(word.startswith("init.") for word in words):
         words = [re.sub("^init=", "init.path=", word) for word in words]
     adds_folder = ("--config-dir", "-cd", "hydra.searchpath")
     has_own_folder = any(word.startswith(adds_folder) for word in words)
+    is_sweep = not {"-m", "--multirun"}.isdisjoint(words)
 
     flags = []
     settings = []
     for previous, word in pairwise(["", *words]):
         key, equals, value = word.partition("=")
+        # Shells do not expand `~/` after a key.
+        if value.startswith("~/"):
+            value = str(Path(value).expanduser())
+            word = f"{key}={value}"
         is_flag_value = previous.startswith("-") and "=" not in previous
         if not equals and not word.startswith(("-", "~")) and not is_flag_value:
             example = f"+experiment={word}" if word in options("experiment") else "train.epochs=3"
@@ -77,21 +85,16 @@ def to_hydra(words: list[str]) -> list[str]:
         if bare in ("experiment", *PARTS):
             if not has_own_folder and re.fullmatch(r"[\w.-]+", value):
                 check_option(bare, value)
-        elif not bare.startswith("hydra") and not OPEN_KEY.match(bare):
-            check_key(bare.partition("@")[0])
+        elif not bare.startswith("hydra"):
+            if not OPEN_KEY.match(bare):
+                check_key(bare.partition("@")[0])
+            hint = None if ARGUMENT.match(bare) else _schema_hint(bare)
+            word = f"{key}={hydra_value(bare, value, hint, is_sweep=is_sweep)}"
 
         if key == bare and OPEN_KEY.match(bare):
             word = f"++{word}"
         settings.append(word)
     return flags + settings
-
-
-def _expand_home(word: str) -> str:
-    """Expand `~/` at the start of a value. Shells do not expand it, and Hydra cannot parse it."""
-    key, _, value = word.partition("=")
-    if value.startswith("~/"):
-        return f"{key}={Path(value).expanduser()}"
-    return word
 
 
 def compose(words: list[str]) -> Config:
@@ -105,75 +108,120 @@ def compose_with_options(words: list[str]) -> tuple[Config, dict[str, str]]:
         with initialize_config_dir(config_dir(), version_base="1.3"):
             node = hydra.compose("config", to_hydra(words), return_hydra_config=True)
         options = dict(node.hydra.runtime.choices)
+        overrides = list(node.hydra.overrides.task)
         with open_dict(node):
             del node.hydra
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(explain(error)) from error
-    return parse(node), options
+    return parse(node, overrides), options
 
 
-def parse(values: Any, changes: Sequence[Any] = ()) -> Config:
-    """Validate Hydra's composition or the dictionary in a checkpoint.
+def parse(values: DictConfig | dict[str, Any], overrides: Iterable[str] = ()) -> Config:
+    """Validate Hydra's composition, whose interpolations are resolved, or a literal dictionary.
 
-    `changes` are nodes of OmegaConf that override settings. Later nodes have precedence.
+    Args:
+        values: A node of OmegaConf, or the dictionary in a checkpoint.
+        overrides: Words of `to_hydra` in `values`. Their arguments of parts are quoted text, which
+            is converted to the types of the chosen parts here.
 
     Raises:
         ConfigError: If a setting is unknown, missing or invalid.
     """
     try:
-        # Merge plain values into a new schema, which raises an error for unknown keys. The composed
-        # node allows unknown keys that were added with '+'.
-        changed = OmegaConf.merge(values, *changes)
-        plain = OmegaConf.to_container(changed, resolve=True)
+        plain: Any = values
+        if isinstance(values, DictConfig):
+            _convert_arguments(values, overrides)
+            plain = OmegaConf.to_container(values, resolve=True)
+        plain = escaped(plain)
         for key in RETIRED:
             section, _, name = key.partition(".")
-            if isinstance(plain, dict) and isinstance(plain.get(section), dict):
+            if isinstance(plain.get(section), dict):
                 plain[section].pop(name, None)
 
+        # Merge into a new schema, which raises an error for unknown keys. The composed node allows
+        # unknown keys that were added with '+'.
         schema = OmegaConf.structured(Config)
-        if isinstance(plain, dict) and isinstance(plain.get("init"), dict):
+        if isinstance(plain.get("init"), dict):
             schema.init = OmegaConf.structured(Init)
         # This builds the dataclasses, whose `__post_init__` checks the ranges.
         config = OmegaConf.to_object(OmegaConf.merge(schema, plain))
-    except OmegaConfBaseException as error:
+    except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error)) from error
 
     assert isinstance(config, Config)
     return config
 
 
+def _convert_arguments(node: DictConfig, overrides: Iterable[str]) -> None:
+    """Convert the arguments of parts in overrides from text to their types, in place."""
+    keys = {word.partition("=")[0].lstrip("+") for word in overrides}
+    for key in filter(ARGUMENT.match, keys):
+        text = OmegaConf.select(node, key)
+        # The values of a sweep over range(1,4) are numbers.
+        if isinstance(text, str):
+            value = literal(text, _argument_hint(node, key))
+            value = parsed(f"{key}={text}") if value is None else escaped(value)
+            OmegaConf.update(node, key, value, force_add=True)
+
+
+def _argument_hint(node: DictConfig, key: str) -> Any:
+    """Return the annotation of an argument of a part. An unknown argument is text."""
+    # Slow import, not needed for --help.
+    from mldec.config.signatures import arguments_of, locate
+
+    part, _, name = key.partition(".")
+    try:
+        target = locate(part, OmegaConf.select(node, f"{part}._target_"), node.get("plugins") or ())
+    except ConfigError:
+        return Any
+    return Any if "." in name else arguments_of(part, target).get(name, (str, None))[0]
+
+
+def _schema_hint(key: str) -> Any:
+    """Return the annotation of a setting of the schema; `Any` for the options of the optimizer."""
+    section, _, name = key.rpartition(".")
+    kind = {**get_type_hints(Config), "": Config, "init": Init}.get(section)
+    hints = get_type_hints(kind) if is_dataclass(kind) else {}
+    return str | dict | None if key == "init" else hints.get(name, Any)
+
+
 def to_dict(config: Config) -> dict[str, Any]:
     """Convert the config to dictionaries, lists and scalars, for YAML and checkpoints."""
-    return cast(Any, OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True))
+    node = OmegaConf.create(escaped(config))
+    return cast(Any, OmegaConf.to_container(node, resolve=True, enum_to_str=True))
 
 
 def to_yaml(config: Config) -> str:
     """Return the config as YAML text."""
-    return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+    return OmegaConf.to_yaml(OmegaConf.create(escaped(to_dict(config))))
+
+
+def resolved(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with resolved interpolations, such as those of `option`."""
+    return cast(Any, OmegaConf.to_container(OmegaConf.create(values), resolve=True))
 
 
 def override(config: Config, words: list[str]) -> Config:
     """Return a new config with overrides such as ["data=coco", "data.root=/data/coco"]."""
-    base: dict[str, Any] = to_dict(config)
-    changes = []
-
     for word in words:
-        word = _expand_home(word)
-        key, equals, value = word.partition("=")
-        if not equals or word.startswith("-"):
+        if "=" not in word or word.startswith(("-", "~")):
             raise ConfigError(f"'{word}': expected key=value, such as data.root=/data/coco")
-        check_key(key)
 
-        # Replace the whole part: the arguments of the old option do not fit the new one.
-        if key in PARTS:
-            base[key] = option(key, value)
-            continue
-
-        try:
-            changes.append(OmegaConf.from_dotlist([word]))
-        except (YAMLError, RecursionError) as error:
-            raise ConfigError(f"{key}: {value[:200]} is not valid YAML; quote it") from error
-    return parse(base, changes)
+    node = OmegaConf.create(escaped(to_dict(config)))
+    # Select options before their arguments, as Hydra does.
+    words = sorted(to_hydra(words), key=lambda word: word.partition("=")[0] not in PARTS)
+    try:
+        for word in words:
+            key = word.partition("=")[0].lstrip("+")
+            check_key(key)
+            value = parsed(word)
+            # Replace the whole part: the arguments of the old option do not fit the new one.
+            if key in PARTS:
+                value = option(key, str(value))
+            OmegaConf.update(node, key, value, merge=key not in PARTS, force_add=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(explain(error)) from error
+    return parse(node, words)
 
 
 def option(part: str, name: str) -> dict[str, Any]:

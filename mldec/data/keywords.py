@@ -17,7 +17,7 @@ from PIL.IptcImagePlugin import getiptcinfo
 
 from mldec.data.images import FORMATS
 from mldec.errors import DataError, naming_errors
-from mldec.files.text import open_binary, reading
+from mldec.files.text import read_if_exists
 from mldec.files.xmp import Keyword, without_own
 
 _RDF = "{http://www.w3.org/1999/02/22-rdf-syntax-ns#}"
@@ -100,13 +100,9 @@ def read_keywords(photo: Path) -> PhotoKeywords:
     """
     lists = _Lists()
     for sidecar in sidecars(photo):
-        with reading(sidecar):
-            try:
-                with open_binary(sidecar) as file:
-                    content = file.read()
-            except FileNotFoundError:
-                continue
-        lists.add_xmp(sidecar, content)
+        content = read_if_exists(sidecar)
+        if content is not None:
+            lists.add_xmp(sidecar, content)
 
     lists.add_embedded(photo)
     return lists.merge()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mldec.data.labels import Labels
 from mldec.data.splits import parse_fold
+from mldec.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,8 @@ def class_aware_factors(labels: Labels) -> np.ndarray:
     """
     positive = labels.values == 1
     counts = labels.counts()
+    if not counts.any():
+        raise DataError("data.sampler=class_aware: no training image has a positive; omit it")
     shares = 1 / counts[labels.classes[positive]]
     sums = np.bincount(labels.images()[positive], weights=shares, minlength=len(labels))
 

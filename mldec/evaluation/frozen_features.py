@@ -29,7 +29,7 @@ from mldec.runtime.signals import StopRequest
 
 log = logging.getLogger("mldec")
 
-FORMAT = 2  # of token files; increase it if their content changes
+FORMAT = 3  # of token files; increase it if their content changes
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +44,11 @@ class StoredTokens(StoredImages):
         if not file.exists():
             # The image was unreadable: raise its error again.
             super().load(index, rng)
-        with naming_errors(file, DataError, remedy="delete it, and run the command again"):
-            tokens = torch.from_numpy(np.load(file))
+        remedy = "delete it, and run the command again"
+        with naming_errors(file, DataError, remedy=remedy), file.open("rb") as stream:
+            tokens = torch.from_numpy(np.load(stream))
+            if str(np.load(stream)) != _key_of(file):
+                raise ValueError("it has the tokens of another image or network")
         return tokens, self.labels.row(index)
 
 
@@ -54,21 +57,27 @@ def reuse_tokens(
 ) -> DataModule:
     """Replace validation images with cached tokens if a checkpoint was trained on tokens.
 
-    The images are kept if their transform or the precision differs from the training, if the model
-    averages several views, if there are several processes, or with train.cache_features=false.
+    The images are kept if their transform differs from the training, if the model averages several
+    views, if there are several processes, or with train.cache_features=false.
     """
     trained = loaded.config.train
     if not (trained.cache_features and config.train.cache_features):
         return data
     if loaded.model.views is not None or distributed.world_size() > 1:
         return data
-    if config.train.precision.for_device(device) is not trained.precision.for_device(device):
-        return data
 
     dataset = data.val.dataset
     if not isinstance(dataset, StoredImages) or dataset.transform != loaded.transform:
         return data
     data = replace(data, transform=loaded.transform)
+
+    # Tokens of each precision have their own folder.
+    used = config.train.precision.for_device(device)
+    if used is not trained.precision.for_device(device):
+        log.info(
+            f"validation tokens are computed once in {used.value}, those of the training are in "
+            f"{trained.precision.value}: the metrics can differ slightly from the training log"
+        )
     backbone = loaded.model.backbone.to(device)
     return with_tokens(data, backbone, config, device=device, stop=StopRequest())
 
@@ -165,10 +174,16 @@ def _compute(
                 for index, array in zip(batch.indices.tolist(), tokens.numpy(), strict=True):
                     with replacing(files[index]) as file:
                         np.save(file, array)
+                        np.save(file, _key_of(files[index]))
             count = len(batch.images) + len(batch.bad)
             done += count
             bar.update(count)
     backbone.train(was_training)
+
+
+def _key_of(file: Path) -> str:
+    """Return the second array of a token file: the hashes of the network and of the image."""
+    return f"{file.parent.name}/{file.stem}"
 
 
 def _files(dataset: StoredImages, folder: Path, title: str) -> list[Path]:

@@ -21,7 +21,8 @@ from mldec.evaluation.frozen_features import reuse_tokens
 from mldec.evaluation.options import EvalOptions
 from mldec.evaluation.run import Scores, all_scores, evaluator_of
 from mldec.evaluators import Evaluator
-from mldec.evaluators.constant import ConstantScores
+from mldec.evaluators.average_precision import average_precision
+from mldec.evaluators.constant import LEARNED_AP, ConstantScores
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
 
@@ -68,7 +69,7 @@ class EvaluationSetup:
         return all_scores(self.network, data, self.config, device=self.device, path=self.path)
 
     def constant_classes(self, scores: Scores) -> tuple[str, ...]:
-        """Return the names of the classes with the same score for nearly all images."""
+        """Return the names of the classes that `ConstantScores` finds and that were not learned."""
         classes = self.data.val.classes
         constant = ConstantScores(len(classes))
         # CLIP scores are only comparable between classes. They may all be near 1.
@@ -77,7 +78,10 @@ class EvaluationSetup:
             labels = torch.from_numpy(scores.labels)
             for block in zip(logits.split(1024), labels.split(1024), strict=True):
                 constant.update(*block)
-        return tuple(classes.names[index] for index in constant.classes())
+        found = constant.classes()
+        ap = average_precision(scores.logits[:, found], scores.labels[:, found])["none"].tolist()
+        pairs = zip(found, ap, strict=True)
+        return tuple(classes.names[index] for index, value in pairs if 100 * value <= LEARNED_AP)
 
 
 def open_for_evaluation(
@@ -149,24 +153,19 @@ def fit_to_device(config: Config, options: EvalOptions, device: torch.device, im
     train = config.train
     flags = {"tf32": train.tf32, "deterministic": train.deterministic}
     distributed.prepare_device(device, **flags, batches=images // train.eval_batch_size)
-    # Tensor cores are faster with channels_last, regardless of the training setting.
-    train.channels_last = device.type == "cuda"
 
-    recorded = train.precision
-    is_chosen = options.sets("train.precision")
-    slow = recorded.warning(device)
-    if is_chosen and slow:
-        log.warning(slow)
-    if device.type == "cuda":
-        return
+    wanted = train.precision
+    if options.sets("train.precision"):
+        if slow := wanted.warning(device):
+            log.warning(slow)
+    else:
+        wanted = wanted.after_training(device)
+    train.precision = wanted.for_device(device)
+    log.info(f"{options.checkpoint}: scoring in {train.precision.value} on {device}")
 
-    train.precision = recorded.after_training(device)
-    if is_chosen:
-        train.precision = recorded.for_device(device)
-    # Convolutions in bf16 are faster with it on a CPU, too.
-    train.channels_last = train.precision is Precision.bf16
-    if recorded.half and train.precision is Precision.fp32:
-        log.info(f"evaluated in fp32 on a CPU, not in train.precision={recorded.value}")
+    # Tensor cores are faster with channels_last, regardless of the training setting. Convolutions
+    # in bf16 are faster with it on a CPU, too.
+    train.channels_last = device.type == "cuda" or train.precision is Precision.bf16
 
 
 def check_size(data: DataModule, loaded: Loaded, options: EvalOptions) -> None:

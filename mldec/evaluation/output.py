@@ -1,6 +1,6 @@
 """Results of an evaluation as JSON, CSV and text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -40,6 +40,8 @@ MEANINGS = {
     "AUROC_macro": "Area under the ROC curve, averaged over classes",
     "AUROC_micro": "Area under the ROC curve of all labels together",
     "F1_samples": "F1, averaged over images",
+    "exact_match": "Share of the images whose decisions on all annotated labels are right",
+    "hamming_loss": "Share of the decisions on annotated labels that are wrong",
     "head_mAP": "mAP over the frequent classes of the training",
     "medium_mAP": "mAP over the classes of medium frequency",
     "tail_mAP": "mAP over the rare classes of the training",
@@ -97,14 +99,19 @@ def left_out(bad: Sequence[str], images: int) -> list[str]:
     return [f"{len(bad):,} images are left out, {images:,} are evaluated: {messages}"]
 
 
-def same_scores(names: Sequence[str]) -> list[str]:
-    """Return a list with zero or one warning about classes with constant scores."""
+def same_scores(names: Sequence[str], weights: str, loss: Mapping[str, Any]) -> list[str]:
+    """Return a list with zero or one warning about classes with constant scores.
+
+    `weights` are "ema" or "raw", and `loss` is the setting of the run; {} if unknown.
+    """
     if not names:
         return []
-    return [
-        f"nearly constant scores for {format_list(names)}: these classes were not learned; "
-        f"try loss=bce or loss.clip=0"
-    ]
+    # Focusing and clip of the asymmetric losses remove the gradient of easy negatives.
+    advice = ""
+    if str(loss.get("_target_")).endswith((".AsymmetricLoss", ".PartialAsymmetricLoss")):
+        advice = "; try loss=bce or loss.clip=0" if loss.get("clip") else "; try loss=bce"
+    found = f"nearly constant scores of the {weights} weights for {format_list(names)}"
+    return [f"{found}: these classes were not learned{advice}"]
 
 
 def report(results: Results, weights: str, path: str, names: tuple[str, ...]) -> dict[str, Any]:

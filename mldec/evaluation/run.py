@@ -66,13 +66,25 @@ def probabilities(loaded: Loaded, logits: Tensor) -> Tensor:
     return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
 
 
-def decided(scores: Tensor, thresholds: Tensor | None) -> Tensor:
-    """Return which classes are present, bool [B, K], for scores [B, K] and thresholds [K] or [1].
+def as_limits(thresholds: Sequence[float]) -> Tensor:
+    """Return thresholds for `decided` as float32, rounded up.
 
-    Without thresholds (single-label classes), only the first maximum of each row is True.
+    A float32 score reaches the rounded threshold if and only if it reaches the threshold itself, so
+    checkpoints (float64) and exported files (float32) make the same decisions.
     """
-    if thresholds is not None:
-        return scores >= thresholds
+    exact = torch.tensor([*thresholds], dtype=torch.float64)
+    limits = exact.float()
+    return limits.where(limits >= exact, limits.nextafter(torch.tensor(torch.inf)))
+
+
+def decided(scores: Tensor, limits: Tensor | None) -> Tensor:
+    """Return which classes are present, bool [B, K], for scores [B, K] and limits [K] or [1].
+
+    All predictions use it: the command, Python, the web page and exported files. See `as_limits`.
+    Without limits (single-label classes), only the first maximum of each row is True.
+    """
+    if limits is not None:
+        return scores >= limits
 
     classes = torch.arange(scores.shape[1], device=scores.device)
     return classes == scores.argmax(1, keepdim=True)

@@ -12,6 +12,7 @@ from mldec.runtime.devices import as_float64, to_device
 EXTREME = math.log(0.999 / 0.001)  # logit of a probability of 0.999
 NEARLY_ALL = 0.99  # fraction of the images
 MIN_DEVIATION = 0.01  # minimum standard deviation of the logits of a class
+LEARNED_AP = 50.0  # a class with a higher AP in percent ranks its images well and was learned
 
 
 class ConstantScores:

@@ -12,38 +12,41 @@ from mldec.runtime.devices import as_float64
 
 
 class Counts:
-    """True positives, predictions and positives per class, for one decision rule.
+    """True positives, predictions, positives and negatives per class, for one decision rule.
 
     Targets of -1 are ignored. The counts are float64 [K], on the device of the last batch. Without
     float64 on this device, they are on the CPU.
     """
 
     def __init__(self, num_classes: int) -> None:
-        self.hits, self.predicted, self.positives = torch.zeros(3, num_classes, dtype=torch.float64)
+        self._set(torch.zeros(4, num_classes, dtype=torch.float64))
+
+    @classmethod
+    def of(cls, sums: Tensor) -> "Counts":
+        """Create counts from float64 [4, K]: true positives, predictions, positives, negatives."""
+        counts = cls(0)
+        counts._set(sums)
+        return counts
+
+    def _set(self, sums: Tensor) -> None:
+        self._sums = sums
+        self.hits, self.predicted, self.positives, self.negatives = sums  # views
 
     def over_ranks(self) -> "Counts":
         """Return the sums over all ranks. Sums of integers do not depend on the order."""
-        sums = Counts(len(self.hits))
         # All-reduce on the CPU: the counts of a rank without images are there.
-        stacked = torch.stack([self.hits, self.predicted, self.positives]).cpu()
-        sums.hits, sums.predicted, sums.positives = distributed.total(stacked)
-        return sums
+        return Counts.of(distributed.total(self._sums.to("cpu", copy=True)))
 
     def of_classes(self, chosen: Tensor) -> "Counts":
         """Return the counts of the classes with these indices, or with True in bool [K]."""
-        selected = Counts(0)
-        selected.hits = self.hits[chosen]
-        selected.predicted = self.predicted[chosen]
-        selected.positives = self.positives[chosen]
-        return selected
+        return Counts.of(self._sums[:, chosen])
 
     def update(self, decided: Tensor, targets: Tensor) -> None:
         """Add a batch: predicted classes, bool [B, K], and targets [B, K] of 1, 0 or -1."""
         positive = targets == 1
         decided = decided & (targets >= 0)
-        new = as_float64(torch.stack([decided & positive, decided, positive]).sum(1))
-        before = torch.stack([self.hits, self.predicted, self.positives]).to(new.device)
-        self.hits, self.predicted, self.positives = before + new
+        new = as_float64(torch.stack([decided & positive, decided, positive, targets == 0]).sum(1))
+        self._set(self._sums.to(new.device) + new)
 
     def per_class(self) -> dict[str, Tensor]:
         """Return precision, recall and F1 per class, [K] in [0, 1] each; 0 if undefined."""
@@ -150,9 +153,17 @@ class MultiLabelEvaluator:
             **means,
             "mAP_interpolated": 100 * per_class_ap["envelope"].nan_to_num(0).mean().item(),
             "mAP_11point": 100 * per_class_ap["11point"].nan_to_num(0).mean().item(),
-            **at_threshold.summary(),
+            **self.summary(at_threshold),
             **at_top_k.summary_at(self.top_k),
         }
+
+    def valid_classes(self, counts: Counts) -> Tensor:
+        """Return which classes precision, recall and F1 include, bool [K]: all classes."""
+        return torch.ones_like(counts.positives, dtype=torch.bool)
+
+    def summary(self, counts: Counts) -> dict[str, float]:
+        """Return precision, recall and F1 over the valid classes; see `Counts.summary`."""
+        return counts.of_classes(self.valid_classes(counts)).summary()
 
     def per_class(self) -> dict[str, list[float]]:
         """Return AP, precision, recall and F1 in percent, and the positives, per class."""

@@ -5,8 +5,7 @@ from torch import Tensor
 
 from mldec.errors import DataError
 from mldec.evaluators.average_precision import average_precision_of_all
-from mldec.evaluators.multi_label import MultiLabelEvaluator
-from mldec.runtime import distributed
+from mldec.evaluators.multi_label import Counts, MultiLabelEvaluator
 
 
 class PartialLabelEvaluator(MultiLabelEvaluator):
@@ -40,11 +39,10 @@ class PartialLabelEvaluator(MultiLabelEvaluator):
         per_class_ap = average_precision_of_all(logits, targets)["none"]
         naive = average_precision_of_all(logits, [block.clamp(min=0) for block in targets])["none"]
 
-        # Each rank counts the labels of its share of the classes.
-        positives = distributed.join_columns(_count(targets, 1))
-        negatives = distributed.join_columns(_count(targets, 0))
-
-        valid = (positives > 0) & (negatives > 0)
+        counts = self.at_threshold.over_ranks()
+        positives = counts.positives
+        negatives = counts.negatives
+        valid = self.valid_classes(counts)
         self._columns = {
             "AP": torch.where(valid, 100 * per_class_ap, torch.nan).tolist(),
             "AP_naive": (100 * naive).tolist(),
@@ -63,7 +61,7 @@ class PartialLabelEvaluator(MultiLabelEvaluator):
             "mAP_partial": 100 * per_class_ap[valid].mean().item(),
             "mAP_weighted": 100 * weighted.item(),
             "mAP_naive": 100 * naive.nan_to_num(0).mean().item(),
-            **self.at_threshold.over_ranks().of_classes(valid).summary(),
+            **self.summary(counts),
             **self.at_top_k.over_ranks().of_classes(valid).summary_at(self.top_k),
             "classes_valid": float(valid.sum()),
             "classes_without_labels": float(((positives == 0) & (negatives == 0)).sum()),
@@ -71,11 +69,10 @@ class PartialLabelEvaluator(MultiLabelEvaluator):
             "classes_without_negatives": float(((positives > 0) & (negatives == 0)).sum()),
         }
 
+    def valid_classes(self, counts: Counts) -> Tensor:
+        """Return the classes with an annotated positive and an annotated negative, bool [K]."""
+        return (counts.positives > 0) & (counts.negatives > 0)
+
     def per_class(self) -> dict[str, list[float]]:
         """Return AP (NaN if invalid) and AP_naive in percent, and the label counts, per class."""
         return self._columns
-
-
-def _count(targets: list[Tensor], value: int) -> Tensor:
-    """Return the number of targets with a value per class, int64 [K], from blocks [n, K]."""
-    return torch.stack([(block == value).sum(0) for block in targets]).sum(0)

@@ -1,4 +1,4 @@
-"""Further multi-label metrics: ranking per image, area under the ROC curve, F1 per image."""
+"""Further multi-label metrics: ranking and decisions per image, area under the ROC curve."""
 
 import math
 from typing import Any
@@ -31,6 +31,8 @@ def ranking_metrics(evaluator: Any) -> dict[str, float]:
     - AUROC_macro, AUROC_micro (roc_auc_score): area under the ROC curve, averaged over the classes
       with positives and negatives, and of all labels together.
     - F1_samples (f1_score): F1 of an image; 0 without positives and decisions.
+    - exact_match (accuracy_score): share of the images whose decisions are all right.
+    - hamming_loss (hamming_loss): share of wrong decisions among all annotated labels.
 
     20,000 images of 9,605 classes took 20 processor-seconds and 0.2 GB of additional memory.
 
@@ -49,8 +51,9 @@ def ranking_metrics(evaluator: Any) -> dict[str, float]:
             rows.append(_of_image(*image))
 
     # The order of the images depends on the number of ranks. Sort, so that the means do not.
-    images = torch.cat(distributed.gather(torch.tensor(rows, dtype=torch.float64).view(-1, 5)))
-    lrap, coverage, ranking_loss, one_error, f1 = images.sort(0).values.nanmean(0).tolist()
+    images = torch.cat(distributed.gather(torch.tensor(rows, dtype=torch.float64).view(-1, 8)))
+    means = images.sort(0).values.nanmean(0).tolist()
+    lrap, coverage, ranking_loss, one_error, f1, exact, wrong, annotated = means
 
     logits, targets = evaluator.predictions.shared_by_classes()
     areas = []
@@ -67,21 +70,25 @@ def ranking_metrics(evaluator: Any) -> dict[str, float]:
         "AUROC_macro": 100 * all_areas.nanmean().item(),
         "AUROC_micro": 100 * _micro_area(blocks),
         "F1_samples": 100 * f1,
+        "exact_match": 100 * exact,
+        "hamming_loss": 100 * wrong / annotated,
     }
 
 
 def _of_image(scores: np.ndarray, targets: np.ndarray, decided: np.ndarray) -> list[float]:
-    """Return LRAP, coverage, ranking loss, one-error and F1 of an image; NaN if ignored."""
+    """Return the values of an image in the order of `ranking_metrics`; NaN if it is ignored."""
     is_positive = targets == 1
     positives = np.sort(scores[is_positive])
     negatives = np.sort(scores[targets == 0])
     count = len(positives)
     if count + len(negatives) == 0:
-        return [math.nan] * 5
+        return [math.nan] * 8
 
+    wrong = (decided != is_positive).sum()
     f1 = 2 * (decided & is_positive).sum() / max(decided.sum() + count, 1)
+    decisions = [f1, wrong == 0, wrong, count + len(negatives)]
     if count == 0:
-        return [1, 0, 0, math.nan, f1]
+        return [1, 0, 0, math.nan, *decisions]
 
     # For each positive, in ascending order: the numbers of positives and of negatives with at
     # least the same score.
@@ -89,7 +96,7 @@ def _of_image(scores: np.ndarray, targets: np.ndarray, decided: np.ndarray) -> l
     errors = len(negatives) - np.searchsorted(negatives, positives)
     ranks = hits + errors
     ranking_loss = errors.mean() / max(len(negatives), 1)
-    return [(hits / ranks).mean(), ranks[0], ranking_loss, errors[-1] > 0, f1]
+    return [(hits / ranks).mean(), ranks[0], ranking_loss, errors[-1] > 0, *decisions]
 
 
 def _area(scores: np.ndarray, targets: np.ndarray) -> float:

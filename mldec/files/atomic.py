@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
@@ -133,12 +133,14 @@ def replacing(
         try:
             with temporary.open("wb") as file:
                 yield file
-                if of_user and path.exists():
-                    old = path.stat()
-                    new = temporary.stat()
-                    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
-                        os.chown(temporary, old.st_uid, old.st_gid)
-                    temporary.chmod(old.st_mode & 0o7777)
+                if of_user:
+                    # There may be no file, or another process may remove it now.
+                    with suppress(FileNotFoundError):
+                        old = path.stat()
+                        new = temporary.stat()
+                        if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+                            os.chown(temporary, old.st_uid, old.st_gid)
+                        temporary.chmod(old.st_mode & 0o7777)
                 if durable or of_user:
                     file.flush()
                     os.fsync(file.fileno())

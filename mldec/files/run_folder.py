@@ -41,6 +41,18 @@ def find_checkpoint(folder: Path) -> Path:
     raise CheckpointError(f"{folder}: not a run's folder, it has no {names}; check the path")
 
 
+def check_source(path: str | Path) -> None:
+    """Raise CheckpointError if a source of weights is a path that does not exist.
+
+    This needs no slow import. The sources "zoo:", "hf:" and "clip:" are not checked.
+    """
+    if Path(path).exists() or str(path).startswith(("zoo:", "hf:", "clip:")):
+        return
+    run = Path("outputs", path)
+    remedy = f"did you mean {run}?" if (run / "checkpoints").is_dir() else "check the path"
+    raise CheckpointError(f"{path}: file not found; {remedy}")
+
+
 def is_best_of_run(checkpoint: Path) -> bool:
     """Return True if `find_checkpoint` returns this checkpoint for its run."""
     folder = checkpoint.absolute().parent
@@ -59,11 +71,15 @@ def folder_of_run(checkpoint: Path) -> Path | None:
 
 
 def command_line() -> str:
-    """Return the command line of this process, quoted for a shell."""
+    """Return the command line of this process, quoted for a shell, without folders of programs."""
     # The command line of a kernel contains only temporary files.
     if in_notebook():
         return "mldec.fit in a notebook"
-    return shlex.join(sys.orig_argv)
+    words = [Path(sys.orig_argv[0]).name] + sys.orig_argv[1:]
+    # Python runs the installed script of the command.
+    if Path(words[1] if len(words) > 1 else "").stem == "mldec":
+        words = ["mldec"] + words[2:]
+    return shlex.join(words)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,18 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
+def read_if_exists(path: Path) -> bytes | None:
+    """Return the content of a file, or None without a file. A name that is too long has none."""
+    with reading(path):
+        try:
+            with open_binary(path) as file:
+                return file.read()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+                raise
+            return None
+
+
 def read_text(path: Path, *, newline: str | None = None, encoding: str = "utf-8-sig") -> str:
     """Return the text of a file. For the arguments see `open_text`."""
     with reading(path), open_text(path, newline=newline, encoding=encoding) as file:
@@ -72,11 +84,11 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path}: it is not valid JSON ({error}); restore it") from error
 
 
-def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML file."""
+def read_yaml(path: Path, *, as_text: bool = False) -> Any:
+    """Return the content of a YAML file. With `as_text`, all scalars are text, also 1.10 and no."""
     text = read_text(path)
     with naming_errors(path, DataError, remedy="correct it"):
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=yaml.BaseLoader if as_text else yaml.SafeLoader)
 
 
 def read_lines(path: Path) -> list[str]:

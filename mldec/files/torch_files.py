@@ -27,8 +27,9 @@ MAPPED = 2**30  # minimum size in bytes of files that are memory-mapped
 def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = True) -> None:
     """Write a checkpoint atomically. A crash leaves either the old or the new one.
 
-    The checksum file holds the hashes of both files during the rename. `keep` is the number of
-    versions to keep, including this one; see `versions`. For `of_run` see `replacing`.
+    Other processes can read it at any time, because `path` always exists. The checksum file holds
+    the hashes of both files during the rename. `keep` is the number of versions to keep, including
+    this one; see `versions`. For `of_run` see `replacing`.
     """
     with replacing(path, durable=True, of_run=of_run) as file:
         try:
@@ -39,11 +40,11 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = Tru
         file.flush()
         os.fsync(file.fileno())
 
-        # Rename the oldest version first, so that none is overwritten.
+        # Replace the oldest version first, so that none is lost.
+        new_hash = sha256_of(Path(file.name))
         for newer, older in reversed(list(pairwise(versions(path, keep)))):
             if newer.exists():
-                _rename(newer, older, known_hashes(newer))
-        new_hash = sha256_of(Path(file.name))
+                duplicate(newer, older)
         write_hashes(path, [new_hash] + known_hashes(path))
     _sync_folder(path.parent)
     write_hashes(path, [new_hash])
@@ -67,7 +68,21 @@ def duplicate(source: Path, target: Path) -> None:
             os.link(source, temporary)
         except OSError:
             shutil.copyfile(source, temporary)
-        _rename(temporary, target, known_hashes(source))
+
+        # The checksum file must match both files until the rename is on the disk.
+        hashes = known_hashes(source)
+        if hashes:
+            old_hashes = [known for known in known_hashes(target) if known not in hashes]
+            write_hashes(target, hashes + old_hashes)
+        else:
+            hash_record(target).unlink(missing_ok=True)
+
+        temporary.replace(target)
+        _sync_folder(target.parent)
+        if hashes:
+            write_hashes(target, hashes)
+        # A rename has no effect if both names are links to the same file.
+        temporary.unlink(missing_ok=True)
 
 
 def snapshot(value: Any) -> Any:
@@ -91,15 +106,22 @@ def read_torch(path: Path) -> Any:
     if not path.is_file():
         raise CheckpointError(f"{path}: file not found; check the path")
 
+    # A training run may replace both files while the checkpoint is read.
+    with naming_errors(path):
+        hashes = known_hashes(path)
+
     # Ignore torch's warnings about the pickle format, which the user cannot change.
     with naming_errors(path), path.open("rb") as file, warnings.catch_warnings(action="ignore"):
         # Ignore an empty checksum file, whose writer was killed.
         record = hash_record(path)
         has_record = record.is_file() and record.stat().st_size
-        if has_record and hashlib.file_digest(file, "sha256").hexdigest() not in known_hashes(path):
-            raise CheckpointError(
-                f"{path} is damaged: its sha256 is not in {record.name}; use another copy"
-            )
+        if has_record:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            hashes += known_hashes(path)
+            if digest not in hashes:
+                raise CheckpointError(
+                    f"{path} is damaged: its sha256 is not in {record.name}; use another copy"
+                )
 
         # Unused parts of a memory-mapped file, such as optimizer states, take no memory. The
         # legacy format cannot be mapped.
@@ -162,22 +184,6 @@ def recorded_hash(path: Path) -> str:
     if len(hashes) == 1:
         return hashes[0]
     return sha256_of(path)
-
-
-def _rename(source: Path, target: Path, hashes: list[str]) -> None:
-    """Rename a complete file, and update the checksum file of the target if hashes are known."""
-    # The checksum file must match both files until the rename is on the disk.
-    if hashes:
-        old_hashes = [known for known in known_hashes(target) if known not in hashes]
-        write_hashes(target, hashes + old_hashes)
-    else:
-        hash_record(target).unlink(missing_ok=True)
-
-    source.replace(target)
-    _sync_folder(target.parent)
-
-    if hashes:
-        write_hashes(target, hashes)
 
 
 def _sync_folder(folder: Path) -> None:

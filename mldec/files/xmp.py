@@ -23,10 +23,12 @@ LIGHTROOM = ("lr:hierarchicalSubject", "http://ns.adobe.com/lightroom/1.0/", "Ba
 LISTS = (SUBJECT, DIGIKAM, LIGHTROOM)
 # Records of what mldec added. OWN: keywords as paths. ITEMS: the items of the lists, after the name
 # of the list, such as "dc:subject dog". COPIES: copies of the user's keywords, in the same form.
+# EMPTY_LISTS: the user's lists that had no items.
 OWN = ("mldec:keywords", NAMESPACE, "Bag")
 ITEMS = ("mldec:items", NAMESPACE, "Bag")
 COPIES = ("mldec:copies", NAMESPACE, "Bag")
-RECORDS = (OWN, ITEMS, COPIES)
+EMPTY_LISTS = ("mldec:emptyLists", NAMESPACE, "Bag")
+RECORDS = (OWN, ITEMS, COPIES, EMPTY_LISTS)
 
 EMPTY = (
     '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>'
@@ -67,6 +69,8 @@ def with_keywords(
             new_lists[kind] = present + added
         elif added:
             edits.append(_insertion(content, found[kind], added))
+            if not present:
+                new_lists[EMPTY_LISTS].append(kind[0])
     edits.append(_insertion(content, rdf, [], _description(new_lists)))
     return _edited(content, edits)
 
@@ -75,7 +79,7 @@ def without_own(content: bytes) -> tuple[bytes, list[str]]:
     """Remove the items that `with_keywords` added, and the records.
 
     Copies of the user's keywords stay in a list that the user has edited.
-    Lists and descriptions that become empty are removed.
+    Lists and descriptions that become empty are removed, unless the user had an empty list.
 
     Returns:
         The packet, and the removed keywords as paths, such as "Suggested/dog".
@@ -110,7 +114,8 @@ def without_own(content: bytes) -> tuple[bytes, list[str]]:
             # suggestion. Without them, the list would hide the keywords of the photo.
             if len(ours) + len(copied) == len(element.items()):
                 ours += copied
-            if kind in RECORDS or (ours and len(ours) == len(element.items())):
+            is_empty = ours and len(ours) == len(element.items())
+            if kind in RECORDS or (is_empty and kind[0] not in texts[EMPTY_LISTS]):
                 empty.append(element)
             else:
                 removed += ours

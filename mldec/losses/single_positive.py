@@ -107,8 +107,8 @@ class PseudoNegatives(_PerImage, EntropyMaximization):
     unobserved labels of the class, divided by the number of epochs after the warmup, rounded down.
     All other labels have the loss of `EntropyMaximization`.
 
-    Source: same as `EntropyMaximization`. As in the official code, the images are scored with the
-    augmentation of the training.
+    Source: same as `EntropyMaximization`. As in the official code, the images are scored in
+    evaluation mode, with the augmentation of the training.
 
     Args:
         alpha: Weight of unobserved labels without a pseudo-label, > 0.

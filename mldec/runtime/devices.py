@@ -94,11 +94,10 @@ class Precision(Enum):
     def after_training(self, device: "torch.device") -> "Precision":
         """Return the default number format of a model that was trained in this one.
 
-        A CPU uses bf16 only if it is fast. Other half precisions become fp32 there.
+        Only CUDA keeps it. Elsewhere all commands use fp32, like exported files, because the
+        rounding errors of bf16 change decisions.
         """
-        if device.type == "cuda" or (self is Precision.bf16 and has_fast_bf16(device)):
-            return self
-        return Precision.fp32
+        return self if device.type == "cuda" else Precision.fp32
 
     def may_fall_back_to(self, used: "Precision") -> bool:
         """Return True if this setting can select the number format `used` on some device."""

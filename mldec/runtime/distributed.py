@@ -116,7 +116,12 @@ def processes(device: torch.device) -> Iterator[None]:
         yield
         return
 
-    rank_and_world_size()  # validate the environment variables
+    # Validate the environment variables.
+    rank_and_world_size()
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if not os.environ.get(name):
+            raise ConfigError(f"{name}: it is not set, but RANK is; use torchrun, or unset RANK")
+    env_number("MASTER_PORT", 1, smallest=1)
     store, number, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
     # After a restart by torchrun, the store has the keys of the previous processes.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)

@@ -8,7 +8,7 @@ They are stored in a copy of the checkpoint: checkpoints/calibrated.pt in the fo
 import argparse
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -58,6 +58,9 @@ TEMPERATURES = (0.05, 20.0)  # at other temperatures all scores are about 0, 0.5
 MAX_THRESHOLD = np.nextafter(1, 0)  # the logit of 1 is infinite
 
 OBJECTIVES = {"f1": 0, "precision": 1, "recall": 1, "cost": 2}  # number of arguments
+
+# Computes precision, recall and F1 of the valid classes in percent.
+Summarize = Callable[[Counts], dict[str, float]]
 
 # Calibrated logits of the annotated images [n] and their labels, bool [n].
 Column = tuple[np.ndarray, np.ndarray]
@@ -289,6 +292,7 @@ class Tally:
             self.counts.hits[index] += int((present & predicted).sum())
             self.counts.predicted[index] += int(predicted.sum())
             self.counts.positives[index] += int(present.sum())
+            self.counts.negatives[index] += int((~present).sum())
 
             probabilities = expit(calibrated)
             bins = np.minimum((probabilities * BINS).astype(int), BINS - 1)
@@ -296,10 +300,10 @@ class Tally:
             self.positives += np.bincount(bins, weights=present, minlength=BINS)
             self.pairs += len(present)
 
-    def summary(self) -> dict[str, float]:
+    def summary(self, summarize: Summarize = Counts.summary) -> dict[str, float]:
         """Return precision, recall, F1 and the expected calibration error (ECE) in percent."""
         error = 100 * np.abs(self.positives - self.scores).sum() / self.pairs
-        return self.counts.summary() | {"ECE": float(error)}
+        return summarize(self.counts) | {"ECE": float(error)}
 
 
 def cross_fitted(
@@ -328,9 +332,13 @@ class Outcome:
 
 
 def calibrate_multi_label(
-    scores: Scores, folds: np.ndarray, choice: Choice, names: tuple[str, ...]
+    scores: Scores,
+    folds: np.ndarray,
+    choice: Choice,
+    names: tuple[str, ...],
+    summarize: Summarize = Counts.summary,
 ) -> Outcome:
-    """Fit scores and thresholds of multi-label data."""
+    """Fit scores and thresholds of multi-label data. `summarize` is that of its evaluator."""
     logits = scores.logits
     labels = scores.labels
     every = np.ones(len(logits), bool)
@@ -355,9 +363,9 @@ def calibrate_multi_label(
     num_slopes = 1 if choice.single_slope else len(names)
     num_thresholds = 1 if choice.scope == "global" else len(names)
     return Outcome(
-        cross_fitted=out_of_fold.summary(),
-        fitted=in_sample.summary(),
-        uncalibrated=fixed.summary(),
+        cross_fitted=out_of_fold.summary(summarize),
+        fitted=in_sample.summary(summarize),
+        uncalibrated=fixed.summary(summarize),
         per_class=per_class,
         slopes=fitted.slopes[:num_slopes].tolist(),
         offsets=fitted.offsets[:num_slopes].tolist(),
@@ -487,7 +495,7 @@ def calibrate_on_images(
         )
     scores = setup.scores()
     constant = setup.constant_classes(scores)
-    for line in same_scores(constant):
+    for line in same_scores(constant, loaded.weights, loaded.config.loss):
         log.warning(line)
 
     # Zero-shot models score any classes, so they have one threshold for all classes.
@@ -505,7 +513,9 @@ def calibrate_on_images(
     if loaded.classes.exclusive:
         outcome = calibrate_single_label(scores, folds)
     else:
-        outcome = calibrate_multi_label(scores, folds, choice, names)
+        # The same classes are valid in `mldec evaluate`.
+        summarize = getattr(setup.evaluator(), "summary", Counts.summary)
+        outcome = calibrate_multi_label(scores, folds, choice, names, summarize)
 
     own = loaded.classes.names
     calibration = Calibration(
@@ -520,6 +530,7 @@ def calibrate_on_images(
         fingerprint=fingerprint(setup.data.val),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         error=outcome.cross_fitted["ECE"],
+        metrics=outcome.cross_fitted,
         constant=constant,
         source=source,
     )

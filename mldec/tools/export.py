@@ -38,14 +38,14 @@ from mldec.errors import CheckpointError, ConfigError, DataError, naming_errors,
 from mldec.evaluation.class_list import check_class_options, with_classes
 from mldec.evaluation.inference import for_inference
 from mldec.evaluation.open import DEFAULT_THRESHOLD
-from mldec.evaluation.run import decided, probabilities, scores
+from mldec.evaluation.run import as_limits, decided, probabilities
 from mldec.evaluators.average_precision import average_precision
 from mldec.files.atomic import check_targets, replacing, to_json
 from mldec.files.torch_files import sha256_of
 from mldec.names import numbered_names
 from mldec.runtime import environment
 from mldec.tools.predict.decode import read_item
-from mldec.tools.predict.engine import INPUTS, KEY, OUTPUTS, Metadata, OnnxFile
+from mldec.tools.predict.engine import INPUTS, KEY, OUTPUTS, Metadata, OnnxFile, TorchEngine
 from mldec.tools.predict.inputs import Inputs
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -97,7 +97,7 @@ class Program(nn.Module):
         self.min_classes = getattr(loaded.model.head, "group_size", 0) + 1
 
         self._loaded = loaded
-        limits = None if thresholds is None else torch.tensor(thresholds).float()
+        limits = None if thresholds is None else as_limits(thresholds)
         self.register_buffer("thresholds", limits)
         constant = None if takes_word_vectors else loaded.classes.word_vectors
         self.register_buffer("word_vectors", constant)
@@ -318,10 +318,12 @@ def compare(
 ) -> str:
     """Compare an exported file with its checkpoint on images. Returns a summary of one line.
 
+    The scores and decisions of the checkpoint are those of `mldec predict` on a CPU.
     `source` describes the images, of which all or none have labels. A difference above the limit
     of the precision raises CheckpointError.
     """
-    limits = None if metadata.thresholds is None else torch.tensor(metadata.thresholds)
+    engine = TorchEngine(loaded)
+    limits = None if metadata.thresholds is None else as_limits(metadata.thresholds)
     word_vectors = [] if metadata.word_dim is None else [loaded.classes.word_vectors]
     file_scores: list[Tensor] = []
     checkpoint_scores: list[Tensor] = []
@@ -333,7 +335,7 @@ def compare(
         inputs = transformed
         if metadata.resizes:
             inputs = torch.stack([to_tensor(image) for image in images])
-        expected = scores(loaded, transformed)
+        expected = engine.answer(transformed).scores
         with torch.no_grad():
             found, decisions = run(inputs, *word_vectors)
 

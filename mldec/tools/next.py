@@ -200,7 +200,8 @@ def run(args: argparse.Namespace) -> int:
             rows.append(row)
             num_labeled += number < len(labeled)
     if len(rows) == num_labeled:
-        raise DataError(f"no image is left: {left_out:,} are labeled; add images")
+        counts = f"{left_out:,} are labeled, and {errors:,} have an error"
+        raise DataError(f"no image is left: {counts}; add images, or correct the errors")
 
     features = np.stack([row.features for row in rows if row.features is not None])
     rows = rows[num_labeled:]

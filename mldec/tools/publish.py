@@ -179,12 +179,13 @@ class CardMetrics:
     source: str  # such as "from results.json"
     images: int | None  # number of validation images
     metrics: dict[str, float | None]
+    thresholds: str | None = None  # thresholds of precision, recall and F1, as a sentence
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     per_class: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
 
 def checkpoint_metrics(checkpoint: Checkpoint, weights: str) -> CardMetrics:
-    """Return the metrics of the last evaluation in a checkpoint."""
+    """Return the metrics of the last evaluation, with those that `calibrate` has stored."""
     # Runs without a moving average store the metrics of the raw weights as "val".
     prefix = "val/"
     if weights == "raw" and any(name.startswith("val_raw/") for name in checkpoint.metrics):
@@ -194,7 +195,20 @@ def checkpoint_metrics(checkpoint: Checkpoint, weights: str) -> CardMetrics:
         if name.startswith(prefix):
             metrics[name.removeprefix(prefix)] = value
     source = f"from the evaluation of the run after epoch {checkpoint.epoch}"
-    return CardMetrics(source=source, images=None, metrics=metrics)
+
+    images = None if checkpoint.val_fingerprint is None else checkpoint.val_fingerprint.images
+    calibration = checkpoint.calibration
+    threshold = checkpoint.config.get("data", {}).get("threshold")
+    thresholds = None
+    if calibration is not None and calibration.metrics:
+        metrics |= calibration.metrics
+        thresholds = (
+            f"{', '.join(calibration.metrics)} are of mldec calibrate on {calibration.images:,} "
+            f"images: out-of-fold, with the calibration and thresholds below"
+        )
+    elif not checkpoint.classes.exclusive and threshold is not None:
+        thresholds = f"Precision, recall and F1 are at the threshold {threshold} (data.threshold)"
+    return CardMetrics(source=source, images=images, metrics=metrics, thresholds=thresholds)
 
 
 def read_results(path: Path, weights: str, checkpoint: str) -> CardMetrics:
@@ -207,6 +221,7 @@ def read_results(path: Path, weights: str, checkpoint: str) -> CardMetrics:
                 intervals[name] = (float(low), float(high))
         measured = CardMetrics(
             source=f"from {path.name}",
+            thresholds="Decisions use the thresholds of its command",
             images=int(content["images"]),
             metrics=_numbers(content["metrics"]),
             intervals=intervals,

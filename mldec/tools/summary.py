@@ -9,7 +9,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from mldec.cli import command, run_command
-from mldec.config.compose import flat
+from mldec.config.compose import flat, option, options
+from mldec.config.schema import PARTS
 from mldec.errors import CheckpointError, ConfigError, DataError, naming_errors, say, visible
 from mldec.files.atomic import STANDARD_OUTPUT, check_targets, csv_lines, write_result
 from mldec.files.run_folder import LOG_FILE, RUN_FILE, find_checkpoint, read_facts
@@ -26,6 +27,10 @@ from mldec.training.log import clock, read_progress
 
 ALWAYS = {"run", "metric", "value", "epochs", "state", "time"}  # printed even if all are equal
 IGNORED = {"seed", "name", "resume", "data.cache_dir"}  # settings that may differ within a group
+
+# Settings that the other columns show.
+SHOWN = {"optim.lr", "data.fold", "data.root", "data.image_size"}
+SHOWN |= {f"{part}._target_" for part in PARTS}
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ def read_run(folder: Path, name: str) -> Run:
         "loss": name_of("loss"),
         "lr": str(settings.get("optim.lr", "-")),  # peak learning rate
         "fold": settings.get("data.fold"),  # of a cross-validation, such as 1/5
+        "seed": settings.get("seed", 0),
         "epochs": f"{epoch}/{facts.epochs}",  # evaluated and planned
         "state": "finished" if facts.ended or epoch >= facts.epochs else "unfinished",
         "time": clock(progress.seconds),  # with tokens and evaluations, without interruptions
@@ -104,7 +110,23 @@ def find_runs(root: Path) -> list[Run]:
         metric = row["metric"] or "~"  # "~" sorts runs without a metric last
         return metric, row["fold"] is not None, -(row["value"] or 0.0), row["run"]
 
+    for key in _differing(runs):
+        if key not in SHOWN | IGNORED:
+            for run in runs:
+                run.row[key] = run.settings.get(key)
     return sorted(runs, key=order)
+
+
+def _differing(runs: Sequence[Run]) -> list[str]:
+    """Return the settings with several values among the runs that have them, sorted.
+
+    A setting that only some runs have, such as an argument of one loss, is no difference by itself.
+    """
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        for key, value in run.settings.items():
+            values.setdefault(key, set()).add(json.dumps(value, default=str))
+    return sorted(key for key, found in values.items() if len(found) > 1)
 
 
 def _text(value: Any, form: str = ".2f") -> str:
@@ -142,8 +164,42 @@ def paired_difference(values: Sequence[float], others: Sequence[float]) -> dict[
     return result
 
 
+def _option(part: str, settings: Mapping[str, Any]) -> str:
+    """Return the option of a part, such as asl, or its class if no option has this class.
+
+    Several options may have the same class. Return the one with the fewest arguments that the run
+    changed, and of these the one with the most arguments.
+    """
+    target = str(settings.get(f"{part}._target_"))
+    class_name = target.rpartition(".")[2]
+    scores = {class_name: (-math.inf, 0)}
+    for name in options(part):
+        node = flat(option(part, name))
+        if node["_target_"] == target:
+            equal = sum(settings.get(f"{part}.{key}") == value for key, value in node.items())
+            scores[name] = (equal - len(node), equal)
+    return max(scores, key=lambda name: scores[name])
+
+
+def _describe(settings: Mapping[str, Any], differing: Sequence[str]) -> str:
+    """Return the settings that differ from other runs, such as "loss=asl optim.lr=0.001"."""
+    words = []
+    for key in differing:
+        part, _, argument = key.partition(".")
+        if argument == "_target_":
+            words.append(f"{part}={_option(part, settings)}")
+        elif key not in IGNORED and key in settings:
+            words.append(f"{key}={settings[key]}")
+    return " ".join(words)
+
+
 def _group_by_seed(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
-    """Group runs whose settings differ only in the seed. Keys are the name of a group and seeds."""
+    """Group runs whose settings differ only in the seed. Keys are the name of a group and seeds.
+
+    A group has the name of its first run, without the seed. Jobs of --multirun only have numbers:
+    their groups are named by the settings that differ.
+    """
+    differing = _differing(runs)
     names: dict[str, str] = {}  # by settings
     groups: dict[str, dict[int, Run]] = {}
     for run in runs:
@@ -153,6 +209,8 @@ def _group_by_seed(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
         if settings not in names:
             # The group of `asl_seed0` is `asl`.
             name = re.sub(r"[-_ ]?seed[-_=]?\d+$", "", own_name)
+            if re.fullmatch(re.escape(run.row["name"]) + r"_\d+", Path(own_name).name):
+                name = _describe(run.settings, differing) or name
             names[settings] = own_name if name in groups else name
             groups[names[settings]] = {}
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
+from mldec.checkpoint.state import Best
 from mldec.config.compose import to_dict
 from mldec.config.schema import Config
 from mldec.errors import CheckpointError, brief, naming_errors, writing
@@ -25,6 +26,7 @@ from mldec.runtime import distributed
 from mldec.runtime.console import in_notebook, on_terminal, progress_bar
 
 T = TypeVar("T")
+Result = TypeVar("Result", bound="Evaluation | Best")
 log = logging.getLogger("mldec")
 
 WANDB_ID = "tracker_id.txt"  # in the folder of a run
@@ -301,6 +303,28 @@ class Evaluation:
     weights: str  # the better weights: "raw" or "ema"
     metrics: dict[str, float | None] = field(default_factory=dict, compare=False)  # all metrics
 
+    @property
+    def loss(self) -> float | None:
+        """Mean validation loss, or None if it was not measured."""
+        return self.metrics.get("loss")
+
+
+def best_of(results: Iterable[Result]) -> Result | None:
+    """Return the best of several results, from early to late; None if no value is defined.
+
+    Small validation splits often reach the same value several times. The lower loss is then better.
+    Unless both losses are known, the later result is better, because it was trained for longer.
+    """
+    best = None
+    for new in results:
+        if best is None or new.value > best.value:
+            best = None if math.isnan(new.value) else new
+        elif new.value == best.value and (
+            new.loss is None or best.loss is None or new.loss <= best.loss
+        ):
+            best = new
+    return best
+
 
 @dataclass
 class Progress:
@@ -316,9 +340,8 @@ class Progress:
 
     @property
     def best(self) -> "Evaluation | None":
-        """The first evaluation with the highest value, as in `update_best`."""
-        defined = [done for done in self.evaluations if not math.isnan(done.value)]
-        return max(defined, key=lambda done: done.value, default=None)
+        """The best evaluation, as in `update_best`; None without a defined value."""
+        return best_of(self.evaluations)
 
 
 def read_progress(path: Path) -> Progress:
@@ -342,17 +365,13 @@ def _evaluation(line: dict[str, Any], seconds: float) -> Evaluation:
     metric = next(key for key in line if key.startswith("val/")).removeprefix("val/")
     prefixes = {"raw": "val/"}
     if f"val_raw/{metric}" in line:
-        prefixes = {"ema": "val/", "raw": "val_raw/"}
+        prefixes = {"raw": "val_raw/", "ema": "val/"}
 
-    # The moving average wins ties. NaN is null in JSON.
-    value = math.nan
-    weights = "raw"
-    for name, prefix in prefixes.items():
-        score = line[prefix + metric]
-        if score is not None and (math.isnan(value) or float(score) > value):
-            value = float(score)
-            weights = name
+    results = []
+    for weights, prefix in prefixes.items():
+        # NaN is null in JSON.
+        value = math.nan if line[prefix + metric] is None else float(line[prefix + metric])
+        metrics = {key.removeprefix(prefix): line[key] for key in line if key.startswith(prefix)}
+        results.append(Evaluation(int(line["epoch"]), seconds, metric, value, weights, metrics))
 
-    prefix = prefixes[weights]
-    metrics = {key.removeprefix(prefix): line[key] for key in line if key.startswith(prefix)}
-    return Evaluation(int(line["epoch"]), seconds, metric, value, weights, metrics)
+    return best_of(results) or results[0]

@@ -23,14 +23,14 @@ from mldec.data.types import DataModule
 from mldec.errors import DataError, Stopped, UserError
 from mldec.evaluation.output import Results, left_out, same_scores
 from mldec.evaluation.run import MeanLoss, evaluate_all, memory_advice, score
-from mldec.evaluators.constant import ConstantScores
+from mldec.evaluators.constant import LEARNED_AP, ConstantScores
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
 from mldec.runtime.environment import explain_out_of_memory, git_commit, installed
 from mldec.runtime.signals import DataTimeout, StopRequest
 from mldec.training.checkpoint_files import CheckpointFiles
-from mldec.training.log import Meter, RunLog, clock
+from mldec.training.log import Meter, RunLog, best_of, clock
 from mldec.training.step import Learner, StepStats, StepStatus
 
 log = logging.getLogger("mldec")
@@ -161,7 +161,8 @@ class Trainer:
 
                     self.epoch += 1
                     self.save(best=self.best.epoch == self.epoch)
-            warn(*same_scores(self.constant))
+            weights = "raw" if self.learner.average is None else "ema"
+            warn(*same_scores(self.constant, weights, self.config.loss))
         except (Stopped, KeyboardInterrupt):
             end_workers()
             raise
@@ -217,6 +218,8 @@ class Trainer:
 
     def _predict_train(self, runlog: RunLog) -> Tensor:
         """Return the logits of all training images, float32 [N, K]; NaN for unreadable images."""
+        # Dropout would draw random numbers that a resumed run cannot repeat.
+        self.learner.model.eval()
         split = self.data.train
         shape = (len(split.dataset), len(split.classes))
         logits = torch.full(shape, math.nan, device=self.device)
@@ -381,14 +384,21 @@ class Trainer:
         warn(*left_out(main.bad, main.images))
         # All classes of single-label data compete, so a constant score is no sign of a fault.
         if not classes.exclusive:
-            self.constant = [classes.names[index] for index in constant.classes()]
+            ap = main.per_class.get("AP", [0.0] * len(classes))
+            found = [index for index in constant.classes() if not ap[index] > LEARNED_AP]
+            self.constant = [classes.names[index] for index in found]
 
         # The first metric selects the best checkpoint. A run that was started by a version with
         # another first metric keeps that metric, and logs it first.
         metric = next(iter(main.metrics))
         if self.best.metric in main.metrics:
             metric = self.best.metric
-        self.best = update_best(self.best, metric, results, self.epoch + 1)
+        losses: dict[str, float] = {}
+        if mean_loss:
+            for name, loss in zip(models, mean_loss.compute(), strict=True):
+                if math.isfinite(loss):
+                    losses[name] = loss
+        self.best = update_best(self.best, metric, results, losses, self.epoch + 1)
 
         values = {f"val/{metric}": main.metrics[metric]}
         for name, value in main.metrics.items():
@@ -397,13 +407,10 @@ class Trainer:
             for name, value in results["raw"].metrics.items():
                 values[f"val_raw/{name}"] = value
 
-        # The loss is only logged: it selects no checkpoint and is no metric of a model.
-        losses: dict[str, float] = {}
-        if mean_loss:
-            for prefix, loss in zip(("val", "val_raw"), mean_loss.compute(), strict=False):
-                if math.isfinite(loss):
-                    losses[f"{prefix}/loss"] = loss
-        self._write_scalars(runlog, self.epoch + 1, values | losses)
+        # The loss only decides between equal metrics, and it is no metric of a model.
+        prefixes = zip(("val", "val_raw"), models, strict=False)
+        logged = {f"{prefix}/loss": losses[name] for prefix, name in prefixes if name in losses}
+        self._write_scalars(runlog, self.epoch + 1, values | logged)
         self._log_evaluation(metric, results)
         return values
 
@@ -520,25 +527,35 @@ def warn(*messages: str) -> None:
             log.warning(message)
 
 
-def update_best(best: Best, metric: str, results: Mapping[str, Results], epoch: int) -> Best:
-    """Return the best result after another evaluation. The earliest of equal results is kept.
+def update_best(
+    best: Best,
+    metric: str,
+    results: Mapping[str, Results],
+    losses: Mapping[str, float],
+    epoch: int,
+) -> Best:
+    """Return the best result after another evaluation, by `best_of`.
 
-    `evaluations_since` and `falls` follow the early stopping of Query2Label (its main_mlc.py).
+    `results` and the known `losses` are by the name of the weights. `evaluations_since` and `falls`
+    follow the early stopping of Query2Label (its main_mlc.py): an equal value is no progress.
     """
     values = {weights: result.metrics[metric] for weights, result in results.items()}
-    best = dataclasses.replace(best, evaluations_since=best.evaluations_since + 1)
-    for weights, value in values.items():
-        if value > best.value:
-            best = dataclasses.replace(
-                best, metric=metric, value=value, weights=weights, epoch=epoch, evaluations_since=0
-            )
-
-    best_raw = -math.inf if best.raw is None else best.raw
-    if values["raw"] > best_raw:
-        best = dataclasses.replace(best, raw=values["raw"], evaluations_since=0)
-
     average = values.get("ema", -math.inf)
+    best_raw = -math.inf if best.raw is None else best.raw
     best_average = -math.inf if best.average is None else best.average
+
+    best = dataclasses.replace(best, evaluations_since=best.evaluations_since + 1, falls=True)
+    if values["raw"] > best_raw or average > best.value:
+        best = dataclasses.replace(best, evaluations_since=0)
+    if values["raw"] > best_raw:
+        best = dataclasses.replace(best, raw=values["raw"])
     if average > best_average:
-        return dataclasses.replace(best, average=average, falls=False)
-    return dataclasses.replace(best, falls=True)
+        best = dataclasses.replace(best, average=average, falls=False)
+
+    # The average is last, because it wins ties with the raw weights that the losses do not decide.
+    found = [best]
+    of_epoch = dataclasses.replace(best, metric=metric, epoch=epoch)
+    for name in sorted(values, reverse=True):
+        loss = losses.get(name)
+        found.append(dataclasses.replace(of_epoch, value=values[name], weights=name, loss=loss))
+    return best_of(found) or best

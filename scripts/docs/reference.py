@@ -24,9 +24,8 @@ import yaml
 from griffe import Docstring, DocstringSectionKind
 from omegaconf import MISSING
 
-from mldec import build
 from mldec.__main__ import COMMANDS, module_of
-from mldec.config import schema
+from mldec.config import schema, signatures
 from mldec.config.compose import config_dir, options
 from mldec.data import readers, tasks
 
@@ -276,7 +275,7 @@ def header(path: Path) -> list[str]:
 
 def shared_fields() -> set[str]:
     """Return the names of the settings that all readers of image files share."""
-    return {field.name for kind in build.SHARED for field in dataclasses.fields(kind)}
+    return {field.name for kind in signatures.SHARED for field in dataclasses.fields(kind)}
 
 
 def part_descriptions(target: Callable[..., Any]) -> dict[str, str]:
@@ -292,9 +291,9 @@ def part_descriptions(target: Callable[..., Any]) -> dict[str, str]:
 
 def arguments_table(part: str, target: Callable[..., Any]) -> str:
     """Return the table of the arguments of a part, except shared settings."""
-    accepted = build._accepted(part, target)
+    accepted = signatures.arguments_of(part, target)
     if part == "data":
-        omitted = {"changed"} | (shared_fields() if build._is_reader(target) else set())
+        omitted = {"changed"} | (shared_fields() if signatures.is_reader(target) else set())
         accepted = {name: value for name, value in accepted.items() if name not in omitted}
     if not accepted:
         return "No arguments.\n"
@@ -302,7 +301,7 @@ def arguments_table(part: str, target: Callable[..., Any]) -> str:
     texts = part_descriptions(target)
     rows = []
     for name, (hint, default) in accepted.items():
-        shown = "required" if default is build.REQUIRED else code(default)
+        shown = "required" if default is signatures.REQUIRED else code(default)
         text = sentence(texts.get(name, ""))
         rows.append([f"`{part}.{name}`", type_name(hint), shown, text])
     return table(["key", "type", "default", "description"], rows)
@@ -319,7 +318,7 @@ def part_page(part: str) -> str:
         names_of.setdefault(nodes[name].pop("_target_"), []).append(name)
 
     for target_name, names in names_of.items():
-        target = build.locate(part, target_name)
+        target = signatures.locate(part, target_name)
         text += f"\n## {target.__name__}\n\n`{target_name}`: {summary(target)}\n\n"
         rows = []
         for name in names:
@@ -331,8 +330,8 @@ def part_page(part: str) -> str:
 
     if part == "data":
         text += "\n## Shared\n\nSettings of all data sets:\n\n"
-        text += settings_table(build.Resuming, "data.")
-        for kind in build.SHARED:
+        text += settings_table(signatures.Resuming, "data.")
+        for kind in signatures.SHARED:
             text += f"\n{summary(kind)}\n\n{settings_table(kind, 'data.')}"
     return text
 

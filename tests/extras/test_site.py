@@ -14,8 +14,8 @@ import pytest
 import yaml
 from support import Cli
 
-from mldec import build
 from mldec.__main__ import COMMANDS
+from mldec.config import signatures
 from mldec.config.compose import compose, options, to_dict
 from mldec.config.schema import PARTS
 from mldec.tools.benchmark import JOBS
@@ -94,7 +94,7 @@ def test_all_arguments_are_listed(part: str, pages: dict[str, str]) -> None:
 
     for name in options(part):
         node = yaml.safe_load((TOP / "configs" / part / f"{name}.yaml").read_text())
-        target = build.locate(part, node.pop("_target_"))
+        target = signatures.locate(part, node.pop("_target_"))
         expected = set(node)
         for parameter in inspect.signature(target, eval_str=True).parameters.values():
             if dataclasses.is_dataclass(parameter.annotation):

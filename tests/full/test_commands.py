@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from support import QUICK, one_line
 
 from mldec import build
@@ -32,6 +33,25 @@ def test_files_of_a_run(digits_run):
     assert all(line.keys() >= {"step", "epoch", "time"} for line in lines)
     assert "val/mAP" in lines[-1]
     assert "val_raw/mAP" in lines[-1]
+
+
+def test_sweep_and_evaluation_of_awkward_names(cli, here):
+    folder = here / "Bilder (2019), R&D" / "${x}"
+    for kind in ("Tür", "1.10"):
+        (folder / kind).mkdir(parents=True)
+        for number in range(10):
+            Image.new("RGB", (64, 64), (25 * number, 9, 9)).save(folder / kind / f"{number}.png")
+    words = ["+experiment=digits_single", "data=folders", f"data.root='{folder}'", "device=cpu"]
+    words += ["data.image_size=64", "train.epochs=1", "train.workers=0", "name=1.10,it's"]
+    trained = cli("train", "-m", *words, "hydra.sweep.dir=sweep x")
+    assert trained.status == 0, trained.err
+    runs = sorted(path.name for path in Path("sweep x").iterdir() if path.is_dir())
+    assert runs == ["1.10_0", "it's_1"]
+
+    run = Path("sweep x", "it's_1")
+    evaluated = cli("evaluate", run, f"data.root={folder}", "--json", "x.json")
+    assert evaluated.status == 0, evaluated.err
+    assert cli("evaluate", run).status == 0
 
 
 def test_existing_run_is_not_overwritten(cli, digits_run, here):

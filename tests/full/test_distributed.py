@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import QUICK, numbers, wait_until
+from squares import fit, resume, settings, trainer
+from support import QUICK, in_processes, numbers, wait_until
 
 from mldec.files.torch_files import read_torch
+from mldec.training.log import RunLog
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
+SQUARES = settings("train.epochs=1", "train.eval_batch_size=6", "device=cpu")
 TRAIN = ["-m", "mldec.train", *QUICK, "head.dropout=0.0", "optim.name=sgd", "train.epochs=1"]
 
 
@@ -79,6 +82,27 @@ def test_averaged_batch_norm_statistics_cover_all_images(cli, here):
     first = next(name for name in one if name.endswith("running_mean"))
     assert one[first].abs().max() > 0.01
     torch.testing.assert_close(two[first], one[first], rtol=1e-5, atol=1e-7)
+
+
+def train_squares(rank, count, folder):
+    fit(trainer(SQUARES, folder, network="test_resnet"), folder)
+
+
+def test_all_ranks_evaluate_the_batch_norm_statistics_of_the_checkpoint(tmp_path):
+    """In training, each rank has the statistics of its own images."""
+    in_processes(train_squares, 2, tmp_path)
+
+    job = resume(trainer(SQUARES, tmp_path, network="test_resnet"), tmp_path)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    log = RunLog(alone, step=0, lines=0)
+    job.evaluate(log)
+    log.close()
+
+    [expected] = numbers(alone)
+    together = numbers(tmp_path)[-1]
+    for name in ("val/loss", "val_raw/loss"):
+        assert together[name] == pytest.approx(expected[name], rel=1e-5)
 
 
 def test_restart_by_torchrun_resumes_exactly(tmp_path, two):

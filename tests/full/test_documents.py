@@ -25,6 +25,7 @@ from timm.layers.ml_decoder import MLDecoder as TimmMLDecoder
 
 from mldec import build
 from mldec.__main__ import COMMANDS, module_of
+from mldec.config import signatures
 from mldec.config.compose import check_key, check_option, compose, config_dir, options
 from mldec.config.schema import PARTS
 from mldec.errors import ConfigError
@@ -167,7 +168,7 @@ def part_arguments(part: str) -> set[str]:
     names: set[str] = set()
     for path in Path(config_dir(), part).glob("*.yaml"):
         target, _ = read_option(path)
-        names |= build._accepted(part, target).keys()
+        names |= signatures.arguments_of(part, target).keys()
     return names
 
 

@@ -73,7 +73,7 @@ def test_engine_returns_the_rows_of_the_command(work, plain, name):
     variables["CUDA_VISIBLE_DEVICES"] = ""
     run(sys.executable, *program, plain, "few.parquet", "answers.parquet", **variables)
 
-    words = [plain, "--list", "few.parquet", "--top", "3", "--parquet", "c.parquet"]
+    words = [plain, "--list", "few.parquet", "--parquet", "c.parquet"]
     run(sys.executable, "-m", "mldec", "predict", *words, status=1, **variables)
     table = parquet.read_table("answers.parquet")
     assert table.column_names == ["path", "error", "classes", "scores"]

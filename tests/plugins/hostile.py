@@ -96,7 +96,6 @@ def write_program(path: Path, call: Runs) -> None:
 # Changes of a valid checkpoint: the place and its new value.
 CHANGES: dict[str, tuple[str, Any]] = {
     "target": ("config/head", {"_target_": "os.system", "command": "true"}),
-    "environment": ("config/data/root", "${oc.env:HOME}"),
     "steers": ("classes/names", ["a", "b", "\x1b]0;title\x07"]),
     "shape": ("model/head.pool_bias", torch.zeros(9)),
     "text": ("model", {"weight": "x"}),

@@ -125,7 +125,8 @@ def test_table_in_memory_keeps_names_and_class_columns(photos, here):
     columns["third"] = pandas.array([1, 0, None] * 4, dtype="Int64")
     run = mldec.fit(data=pandas.DataFrame(columns), epochs=1, name="columns", overrides=PHOTOS)
     assert run.load().classes == ("odd", "third")
-    assert run.best.metric == "mAP_partial"  # a missing value is not annotated
+    assert run.metric == "mAP_partial"  # a missing value is not annotated
+    assert run.value == run.metrics["mAP_partial"]
 
 
 def test_class_folders_are_recognized(photos, here):
@@ -136,11 +137,11 @@ def test_class_folders_are_recognized(photos, here):
         target.write_bytes((folder / name).read_bytes())
     overrides = [*PHOTOS, "loss=cross_entropy"]
     run = mldec.fit(data=here / "classes", epochs=1, overrides=overrides)
-    assert run.best.metric == "top1"
+    assert run.metric == "top1"
 
 
 def test_run_reads_its_folder(run):
-    assert run.metrics[run.best.metric] == run.best.value
+    assert run.metrics[run.metric] == run.value == run.best.value
     assert run.ended == "train.epochs is 2"
     assert run.history["step"].tolist() == [2, 4, 6, 8]
     assert run.history["val/mAP"].notna().tolist() == [False, True, False, True]
@@ -155,7 +156,7 @@ def test_history_is_a_list_without_pandas(run, monkeypatch):
 def test_evaluate_and_calibrate_return_the_json_of_the_commands(run, here):
     options = {"plugin": ["patches"]}
     content = run.evaluate(**options, threshold=0.4)
-    assert content["metrics"][run.best.metric] == pytest.approx(run.best.value, abs=1e-4)
+    assert content["metrics"][run.metric] == pytest.approx(run.value, abs=1e-4)
     assert content["images"] == 40
 
     out = str(here / "calibrated.pt")

@@ -44,17 +44,27 @@ def test_without_a_command(words, status, answer, monkeypatch, capsys):
     assert answer in (err if status else out)
 
 
-@pytest.mark.parametrize("command", ["train", "predict"])
-def test_help_needs_no_torch(command):
-    # Help is instant without these imports; how long that is depends on how busy the machine is.
+@pytest.mark.parametrize(
+    ("words", "status", "answer"),
+    [
+        ("train --help", 0, "mldec train"),
+        ("predict --help", 0, "mldec predict"),
+        ("evaluate nothing", 1, "mldec: nothing: file not found"),
+        ("predict nothing a.jpg", 1, "mldec: nothing: file not found"),
+        ("report nothing --out x.html", 1, "mldec: nothing: file not found"),
+        ("demo nothing", 1, "mldec: nothing: file not found"),
+    ],
+)
+def test_help_and_missing_checkpoints_need_no_torch(words, status, answer):
+    # They are instant without these imports; how long that is depends on how busy the machine is.
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "mldec", command, "--help"],
+        [sys.executable, "-X", "importtime", "-m", "mldec", *words.split()],
         capture_output=True,
         text=True,
     )
     imported = {line.rsplit("|")[-1].strip() for line in done.stderr.splitlines()}
-    assert done.returncode == 0
-    assert f"mldec {command}" in done.stdout
+    assert done.returncode == status
+    assert answer in (done.stderr if status else done.stdout)
     assert "mldec.cli" in imported
     assert not imported & {"torch", "timm", "torchvision"}
 

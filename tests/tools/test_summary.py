@@ -12,6 +12,7 @@ import yaml
 from scipy.stats import ttest_rel
 
 from mldec.checkpoint import loading
+from mldec.config.compose import option
 from mldec.errors import ConfigError, DataError
 from mldec.files.torch_files import read_torch
 from mldec.tools.summary import find_runs
@@ -104,7 +105,7 @@ def test_unreadable_runs_are_skipped(cli, outputs, tmp_path):
         assert any(str(outputs / name) in line for line in skipped), name
     assert out.splitlines()[-1].split()[0] == "a"
     [row] = rows_of(tmp_path / "t.csv", "run").values()
-    assert (row["run"], row["metric"], len(row)) == ("a", "mAP", 17)
+    assert (row["run"], row["metric"], len(row)) == ("a", "mAP", 18)
 
 
 def seeded(outputs, values=SEEDS, first_seed=0):
@@ -184,11 +185,37 @@ def test_names_of_groups_and_missing_metrics(cli, outputs):
     shutil.rmtree(outputs / "a")
     table, _ = markdown(cli, outputs, "--metrics", "ECE")
     assert table == {
-        r"digits\_0": ["3", "91.00 ± 1.00", "4.00 ± 1.41 (n=2)"],
-        r"digits\_1": ["1", "80.00 ± -", "8.00 ± -"],
+        "optim.lr=0.1": ["3", "91.00 ± 1.00", "4.00 ± 1.41 (n=2)"],
+        "optim.lr=0.2": ["1", "80.00 ± -", "8.00 ± -"],
         "x": ["1", "70.00 ± -", "- ± - (n=0)"],
         r"x\_seed1": ["1", "60.00 ± -", "- ± - (n=0)"],
     }
+
+
+def test_settings_of_a_sweep_are_columns_and_names_of_groups(cli, outputs, tmp_path):
+    jobs = [("asl", 2.0, 0), ("asl", 4.0, 0), ("asl", 4.0, 1), ("bce", None, 0)]
+    for number, (loss, gamma_neg, seed) in enumerate(jobs):
+        node = option("loss", loss)
+        if gamma_neg is not None:
+            node["gamma_neg"] = gamma_neg
+        settings = {"seed": seed, "loss": node, "head": {"num_groups": 10 * number}}
+        if number < 3:
+            settings["head"] = {"num_groups": 5}
+        evaluations = [{"val/mAP": 90.0 + number}]
+        copy(outputs, f"digits_{number}", settings=settings, evaluations=evaluations, best={})
+    shutil.rmtree(outputs / "a")
+
+    out = cli.out("summary", outputs, "--csv", tmp_path / "t.csv")
+    heading = next(line for line in out.splitlines() if line.startswith("run "))
+    assert {"seed", "loss.gamma_neg", "head.num_groups"} <= set(heading.split())
+    rows = rows_of(tmp_path / "t.csv", "run")
+    assert [rows[f"digits_{n}"]["loss.gamma_neg"] for n in range(4)] == ["2.0", "4.0", "4.0", ""]
+    assert [rows[f"digits_{n}"]["seed"] for n in range(4)] == ["0", "0", "1", "0"]
+
+    asl = "head.num_groups=5 loss=asl loss.gamma_neg=4.0"
+    table, _ = markdown(cli, outputs, "--against", asl)
+    names = {name.replace("\\", "") for name in table}
+    assert names == {asl, asl.replace("4.0", "2.0"), "head.num_groups=30 loss=bce"}
 
 
 def test_latex_table_escapes_names(cli, outputs, tmp_path):

@@ -10,6 +10,7 @@ from support import CONFIGS
 
 from mldec import build
 from mldec.checkpoint.state import Best
+from mldec.config import signatures
 from mldec.config.compose import compose, options, override
 from mldec.config.schema import PARTS
 from mldec.data.labels import from_dense
@@ -40,18 +41,18 @@ def digits():
 def test_only_parts_can_be_targets(target):
     for part in PARTS:
         with pytest.raises(ConfigError, match=f"^{part}._target_"):
-            build.locate(part, target)
+            signatures.locate(part, target)
 
 
 @pytest.mark.parametrize("name", ["mldec.heads.GAP", "mldec.heads.gap.GAP"])
 def test_part_keeps_given_name_of_target(name):
     part = build.resolve("head", {"_target_": name})
-    assert part.target is build.locate("head", "mldec.heads.GAP")
+    assert part.target is signatures.locate("head", "mldec.heads.GAP")
     assert part.node["_target_"] == name
 
 
 def test_plugins_of_the_caller_are_located():
-    assert build.locate("backbone", "patches.Patches", ["patches"]).__name__ == "Patches"
+    assert signatures.locate("backbone", "patches.Patches", ["patches"]).__name__ == "Patches"
 
 
 def test_check_reports_faults_of_all_parts(digits):
@@ -163,8 +164,8 @@ def test_few_images_are_focused(caplog):
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda: build.locate("backbone", "patches.Patches"), "plugins="),
-        (lambda: build.locate("backbone", "patches.torch", ["patches"]), r"patches\.torch"),
+        (lambda: signatures.locate("backbone", "patches.Patches"), "plugins="),
+        (lambda: signatures.locate("backbone", "patches.torch", ["patches"]), r"patches\.torch"),
         (lambda: build.resolve("data", {**DIGIT, "scenes": {}}), r"data\.scenes"),
         (
             lambda: start.start_at_frequency(Cosine(4, 3), LABELS, None),

@@ -22,6 +22,8 @@ from mldec.names import abbreviate, check_names
 
 log = logging.getLogger("mldec")
 
+NULL = ("", "null", "~")  # YAML without a value, read as text
+
 
 def yolo(
     *,
@@ -47,7 +49,8 @@ def yolo(
 
     def load(split: str, _: str | None) -> StoredImages:
         with naming_errors(source, DataError, remedy="write keys such as train: FOLDER"):
-            content = dict(read_yaml(source))
+            content = dict(read_yaml(source, as_text=True))
+            content = {key: value for key, value in content.items() if value not in NULL}
         if split == val:
             check_val(val, [key for key, value in content.items() if value], source)
         return _load_split(folder, source, content, split)
@@ -89,8 +92,8 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
 
 
 def _class_names(names: object, source: Path) -> tuple[str, ...]:
-    if isinstance(names, dict) and set(names) == set(range(len(names))):
-        names = [names[index] for index in sorted(names)]
+    if isinstance(names, dict) and set(names) == set(map(str, range(len(names)))):
+        names = [names[index] for index in sorted(names, key=int)]
     if not isinstance(names, list) or not names:
         fault = f"names is {abbreviate(names)}"
         raise DataError(f"{source}: {fault}; list the names, or map 0, 1, ... to names")

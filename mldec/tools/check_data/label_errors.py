@@ -130,7 +130,8 @@ def rank_labels(loaded: Loaded, args: argparse.Namespace) -> RankedLabels:
     network = scoring(loaded.model, setup.loaded.classes, split.classes, setup.path)
     setup = replace(setup, data=data, network=network)
     scores = setup.scores()
-    for line in same_scores(setup.constant_classes(scores)):
+    constant = setup.constant_classes(scores)
+    for line in same_scores(constant, loaded.weights, loaded.config.loss):
         log.warning(line)
     return RankedLabels(split, scores, rank(scores.logits, scores.labels))
 

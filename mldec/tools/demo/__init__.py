@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--device", default="auto", help="of a checkpoint: auto, cpu, cuda or cuda:<number>")
     cli.add_precision_option(
-        arguments, "that of the training if fp16 or bf16 (CPU: only fast bf16), else auto"
+        arguments, "on a GPU that of the training if fp16 or bf16, else auto; on a CPU fp32"
     )
     return arguments
 

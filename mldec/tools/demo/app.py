@@ -25,8 +25,8 @@ from mldec.data.images import read_image
 from mldec.errors import ConfigError, DataError, UserError, visible
 from mldec.evaluation.class_list import class_names, read_classes
 from mldec.evaluation.open import DEFAULT_THRESHOLD
-from mldec.evaluation.run import decided
 from mldec.tools.pages import data_url, template
+from mldec.tools.predict.answers import TOP, chosen_rule
 from mldec.tools.predict.engine import Engine, TorchEngine
 from mldec.tools.predict.heat_maps import heated
 
@@ -61,12 +61,16 @@ class PredictRequest(BaseModel):
         description=f"lowest score of a present class; default: the thresholds of the model, or "
         f"{DEFAULT_THRESHOLD}; no effect on single-label models",
     )
-    top: int = Field(default=10, ge=1, description="maximum number of classes per photo")
+    top: int | None = Field(
+        default=None,
+        ge=1,
+        description=f"classes, also absent; default: those present, or {TOP} without thresholds",
+    )
     classes: str = Field(default="", description="comma-separated names, for a zero-shot model")
     heat_maps: bool = Field(
         default=False,
         description=f"add `heat` to up to {HEAT_MAPS} present classes per photo, or to the best "
-        f"class if none is present",
+        f"listed class if none is present",
     )
     pictures: bool = Field(default=False, description="add JPEG pictures as data URLs")
 
@@ -130,13 +134,15 @@ class Predictor:
     def info(self) -> ModelInfo:
         """Description of the model."""
         engine = self.engine
+        name = engine.path.name
         calibrated = None
         if isinstance(engine, TorchEngine):
+            name = engine.loaded.config.name if engine.loaded.of_run else name
             calibration = engine.loaded.calibration
             calibrated = calibration is not None and calibration.images > 0
         has_vectors = self._vectors is not None or can_make(engine.classes)
         return ModelInfo(
-            name=engine.path.name,
+            name=name,
             classes=list(engine.classes.names),
             exclusive=engine.classes.exclusive,
             thresholds=None if engine.thresholds is None else list(engine.thresholds),
@@ -179,7 +185,7 @@ class Predictor:
         if not torch.isfinite(scores).all():
             raise DataError("the scores are not finite")
 
-        predictions = _ranked(engine, scores, options.threshold, options.top)
+        predictions = _ranked(engine, scores, options)
         seen: tuple[float, float, float, float] = (0, 0, *image.size)
         if isinstance(engine, TorchEngine):
             seen = engine.loaded.transform.visible_part(image.size)
@@ -243,9 +249,11 @@ def create_app(predictor: Predictor, host: str = "localhost") -> FastAPI:
         if not _is_own_name(name, own_names):
             return JSONResponse({"detail": f"unknown host name {visible(name)}"}, 403)
 
-        # Only browsers send this header.
-        site = request.headers.get("sec-fetch-site", "none")
-        if request.method == "POST" and site not in ("same-origin", "none"):
+        # Browsers send Sec-Fetch-Site only over HTTPS or to localhost, but Origin with each POST.
+        site = request.headers.get("sec-fetch-site")
+        origin = request.headers.get("origin", f"//{name}")
+        is_own = site in ("same-origin", "none") if site else origin.partition("//")[2] == name
+        if request.method == "POST" and not is_own:
             return JSONResponse({"detail": "requests from other sites are not allowed"}, 403)
         return await call_next(request)
 
@@ -296,23 +304,29 @@ def _is_own_name(host: str, names: set[str]) -> bool:
         return False
 
 
-def _ranked(engine: Engine, scores: Tensor, threshold: float | None, top: int) -> list[Prediction]:
-    thresholds = engine.thresholds
-    if threshold is not None:
-        thresholds = [threshold] * len(scores)
-    elif thresholds is None:
-        thresholds = [DEFAULT_THRESHOLD] * len(scores)
-    lowest = None if engine.classes.exclusive else torch.tensor(thresholds)
-    present = decided(scores[None], lowest)[0].tolist()
+def _ranked(engine: Engine, scores: Tensor, options: PredictRequest) -> list[Prediction]:
+    threshold = options.threshold
+    is_exclusive = engine.classes.exclusive
+    is_ranking = is_exclusive or (threshold is None and engine.thresholds is None)
+    if is_ranking:
+        threshold = None if is_exclusive else DEFAULT_THRESHOLD
+    rule = chosen_rule(engine, content="decisions", threshold=threshold)
+    limits = rule.min_scores()
+    [present] = rule.selected(scores[None], limits)
 
-    values, order = scores.sort(descending=True, stable=True)
+    order = scores.argsort(descending=True, stable=True)
+    if options.top is None and not is_ranking:
+        order = order[present[order]]
+    else:
+        order = order[: options.top or TOP]
+    limits = limits.expand(len(scores))
     predictions = []
-    for index, score in zip(order[:top].tolist(), values[:top].tolist(), strict=True):
+    for index in order.tolist():
         prediction = Prediction(
             name=engine.classes.names[index],
-            score=round(score, DIGITS),
-            threshold=None if lowest is None else round(lowest[index].item(), DIGITS),
-            present=present[index],
+            score=round(scores[index].item(), DIGITS),
+            threshold=None if is_exclusive else round(limits[index].item(), DIGITS),
+            present=bool(present[index]),
         )
         predictions.append(prediction)
     return predictions

@@ -33,14 +33,14 @@ def parser() -> argparse.ArgumentParser:
         "--content",
         choices=("top", "scores", "decisions"),
         default="top",
-        help="the classes with the highest scores (default), all scores, or the names of the "
-        "classes above their thresholds",
+        help="the predicted classes with their scores (default), all scores, or only the names of "
+        "the predicted classes",
     )
-    add("--top", type=cli.positive, help="maximum number of classes (default 10)")
+    add("--top", type=cli.positive, help="maximum number of classes; without thresholds: 10")
     add(
         "--threshold",
         type=cli.fraction,
-        help="minimum score, 0 to 1; default: the thresholds of the checkpoint, else 0. Scores "
+        help="minimum score, 0 to 1; default: the thresholds of the checkpoint, if any. Scores "
         "of models trained with ASL are not probabilities unless they are calibrated",
     )
     cli.add_class_options(predictions)
@@ -108,7 +108,7 @@ def processing_options(arguments: argparse.ArgumentParser) -> None:
     add = processing.add_argument
     add("--device", default="auto", help="auto, cpu, mps, cuda or cuda:<number>")
     cli.add_precision_option(
-        processing, "that of the training if fp16 or bf16 (CPU: only fast bf16), else auto"
+        processing, "on a GPU that of the training if fp16 or bf16, else auto; on a CPU fp32"
     )
     cli.add_compile_option(processing)
     add("--batch-size", type=cli.positive, help="default 16, on a GPU 64")

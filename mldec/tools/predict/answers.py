@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from mldec.data.loader import end_workers
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, Stopped, printable
+from mldec.evaluation.run import as_limits, decided
 from mldec.evaluators.multi_label import on_device, top_k
 from mldec.files.atomic import named, replacing
 from mldec.runtime.devices import PinnedCopies, loader_processes, prefetch_one
@@ -20,9 +20,11 @@ from mldec.tools.predict.decode import Decoded, Decoder, Item, decoded, read_ite
 from mldec.tools.predict.engine import Engine, TorchEngine
 from mldec.tools.predict.heat_maps import Font, draw, file_name
 
-# Content of a row: the classes with the highest scores, the scores of all classes, or the names of
+# Content of a row: predicted classes with their scores, the scores of all classes, or the names of
 # the classes whose scores reach their thresholds.
 Content = Literal["top", "scores", "decisions"]
+
+TOP = 10  # number of predicted classes of a model without thresholds
 
 
 @dataclass(slots=True)
@@ -70,20 +72,28 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Selects the predicted classes of images by their scores."""
+    """Selects the predicted classes of images by their scores.
+
+    With thresholds, an image has exactly the classes whose scores reach them, possibly none.
+    Without thresholds no class is decided, and a single-label image has only one class. Both are
+    rankings, which list the `TOP` highest scores unless `top` is given.
+    """
 
     classes: Classes  # K classes
     content: Content = "top"
-    top: int = 10  # maximum number of classes, for content "top"
-    threshold: float = 0.0  # minimum score of each class
+    top: int | None = None  # maximum number of classes, for content "top"
+    threshold: float | None = None  # minimum score of each class
     stored: Sequence[float] | None = None  # K thresholds, which replace `threshold`
     image_prefix: str = ""  # text before the paths of images, see `formats.label_studio`
 
+    @property
+    def has_thresholds(self) -> bool:
+        """Whether thresholds select the classes."""
+        return self.threshold is not None or self.stored is not None
+
     def min_scores(self) -> Tensor:
-        """Return the minimum scores, float64 [K], or [1] if they are equal."""
-        if self.stored is None:
-            return torch.tensor([self.threshold], dtype=torch.float64)
-        return torch.tensor([*self.stored], dtype=torch.float64)
+        """Return the minimum scores, float32 [K], or [1] if they are equal."""
+        return as_limits([self.threshold or 0.0] if self.stored is None else self.stored)
 
     def selected(self, scores: Tensor, min_scores: Tensor) -> Tensor:
         """Return a mask of the selected classes, bool [B, K], from scores float32 [B, K].
@@ -92,13 +102,14 @@ class Rule:
         no synchronization with the device.
         """
         maximum = scores.shape[1]
-        if self.content == "top":
+        if self.content == "top" and self.top is not None:
             maximum = self.top
+        elif self.content == "top" and (self.classes.exclusive or not self.has_thresholds):
+            maximum = TOP
         elif self.content == "decisions" and self.classes.exclusive:
-            # An image with one label has the class with the highest score.
             maximum = 1
 
-        reached = scores >= min_scores
+        reached = decided(scores, min_scores)
         if maximum < scores.shape[1]:
             reached &= top_k(scores.where(reached, -1.0), maximum)
         return reached
@@ -125,22 +136,16 @@ def chosen_rule(
     engine: Engine, *, content: Content, top: int | None = None, threshold: float | None = None
 ) -> Rule:
     """Return the rule of --content, --top and --threshold, which are None if they are not given."""
-    stored = None
-    if threshold is None:
-        stored = engine.thresholds
-    has_thresholds = threshold is not None or stored is not None
-    if content == "decisions" and not has_thresholds and not engine.classes.exclusive:
+    stored = engine.thresholds if threshold is None else None
+    rule = Rule(
+        classes=engine.classes, content=content, top=top, threshold=threshold, stored=stored
+    )
+    if content == "decisions" and not rule.has_thresholds and not engine.classes.exclusive:
         raise ConfigError(
             "--content decisions: the checkpoint has no thresholds; pass --threshold, or "
             "calibrate it with mldec calibrate"
         )
-    return Rule(
-        classes=engine.classes,
-        content=content,
-        top=top or 10,
-        threshold=threshold or 0.0,
-        stored=stored,
-    )
+    return rule
 
 
 def entries(rule: Rule, row: Row) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Engines that score images: a checkpoint in torch, or an exported file in ONNX Runtime."""
 
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ from mldec.runtime.devices import Precision, autocast, pad_batch, to_device
 from mldec.runtime.environment import explain_out_of_memory
 from mldec.tools.predict.heat_maps import Explainer, Wanted
 from mldec.words.vectors import load_word_vectors
+
+log = logging.getLogger("mldec")
 
 # Names in ONNX files: inputs (zero-shot files have both), outputs, and the key of the metadata.
 INPUTS = ("images", "queries")
@@ -150,7 +153,7 @@ class TorchEngine:
         train = loaded.config.train
         self._flags = {"tf32": train.tf32, "deterministic": train.deterministic}
         if precision is None:
-            # Use the half precision of the training, like evaluation and calibration.
+            # Like evaluation: the half precision of the training on a GPU, fp32 on a CPU.
             precision = loaded.config.train.precision.after_training(self.device)
             if precision is Precision.fp32:
                 precision = Precision.auto
@@ -308,6 +311,7 @@ def open_engine(options: EngineOptions, *, typed_classes: bool = False) -> Engin
         engine = _open_checkpoint(options, typed_classes)
     if typed_classes and options.vectors is not None and not engine.zero_shot:
         raise ConfigError(f"--vectors: {options.checkpoint} is not a zero-shot model; omit it")
+    log.info(f"{options.checkpoint}: scoring in {engine.precision} on {engine.device}")
     return engine
 
 

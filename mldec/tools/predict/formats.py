@@ -7,6 +7,7 @@ if features are requested, a tab and the features in base64. Lines of images to 
 
 import base64
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, BinaryIO
@@ -14,6 +15,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 
+from mldec.errors import print_error
 from mldec.files.atomic import csv_lines, to_json
 from mldec.tools.predict.answers import Row, Rule, entries
 
@@ -22,6 +24,7 @@ Lines = Iterable[bytes]
 SEPARATOR = ";"  # between the classes of an image in a CSV file
 FEATURES = b"\t"  # before the features; JSON has no tab
 RETRY = FEATURES + b"!"
+NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, 2.2
 
 
 def line_of(rule: Rule, row: Row) -> bytes:
@@ -143,7 +146,8 @@ def _tasks(rule: Rule, lines: Lines) -> Iterator[str]:
 def cvat(rule: Rule, lines: Lines) -> Iterator[str]:
     """Yield the text of "CVAT for images 1.1", with a tag per class of an image without an error.
 
-    Names have no control characters, see `name_fault`. Tags have no scores.
+    Tags have no scores. Names of classes have no control characters, see `name_fault`. Images with
+    characters in their names that XML cannot represent are left out with a message.
     """
     yield '<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n'
     yield "<meta><task><labels>\n"
@@ -152,6 +156,9 @@ def cvat(rule: Rule, lines: Lines) -> Iterator[str]:
     yield "</labels></task></meta>\n"
     for number, row in enumerate(map(row_of, lines)):
         if "error" in row:
+            continue
+        if NOT_IN_XML.search(row["image"]):
+            print_error(f"--cvat: left out {row['image']}: its name is invalid in XML; rename it")
             continue
         yield f'<image id="{number}" name={quoteattr(row["image"].removeprefix("./"))}>\n'
         for name in cells_of(row)["classes"]:

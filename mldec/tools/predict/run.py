@@ -122,8 +122,7 @@ def run(args: argparse.Namespace) -> int:
     inputs = Inputs(args.images, args.list, column=args.column, root=args.root)
     engine = open_engine(EngineOptions.of(vars(args)))
     rule = chosen_rule(engine, content=args.content, top=args.top, threshold=args.threshold)
-    has_thresholds = args.threshold is not None or rule.stored is not None
-    is_ranked = rule.content == "top" and not has_thresholds
+    is_ranked = rule.content == "top" and not rule.has_thresholds
     for name in ("suggest", "xmp") + formats.PRELABELS:
         if getattr(args, name) and (rule.content == "scores" or is_ranked):
             remedy = "pass --threshold or --content decisions"

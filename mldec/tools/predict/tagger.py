@@ -28,7 +28,7 @@ class Tagger:
         checkpoint: str | Path,
         device: str = "auto",
         content: str = "top",
-        top: int = 10,
+        top: int | None = None,
         threshold: float | None = None,
         batch_size: int = 64,
         **options: Any,

@@ -1,17 +1,19 @@
 """XMP sidecars with keywords for photo managers: photo.jpg.xmp. Photos are not changed."""
 
+import errno
 import os
+import secrets
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from zlib import crc32
 
 from mldec.data.images import READ
 from mldec.data.keywords import PhotoKeywords, keywords_in, read_keywords, sidecars
 from mldec.errors import ConfigError, DataError, naming_errors, print_error, say, writing
 from mldec.files.atomic import replacing
-from mldec.files.text import read_bytes
+from mldec.files.text import read_if_exists
 from mldec.files.xmp import EMPTY, Keyword, with_keywords, without_own
 from mldec.runtime.console import progress_bar
 from mldec.tools.predict import storage
@@ -50,9 +52,18 @@ def write_sidecar(row: Row, parent: str | None = None) -> list[str]:
     results = []
     sidecar = sidecar_of(photo)
     for other in sidecars(photo):
-        if other.exists() and not (sidecar.exists() and other.samefile(sidecar)):
-            results.append(_update(other))
-    results.append(_update(sidecar, keywords, of_photo.listed))
+        # On some file systems, names that differ in case are the same file.
+        with suppress(OSError):
+            if other.samefile(sidecar):
+                continue
+        results.append(_update(other))
+    try:
+        results.append(_update(sidecar, keywords, of_photo.listed))
+    except DataError as error:
+        if getattr(error.__cause__, "errno", None) != errno.ENAMETOOLONG:
+            raise
+        # The row keeps its predictions, because another attempt would fail, too.
+        print_error(str(error))
     return results
 
 
@@ -74,10 +85,12 @@ def sidecar_of(photo: Path) -> Path:
     """
     path = photo.with_name(f"{photo.name}.xmp")
     shared = photo.with_suffix(".xmp")
-    if path.exists() or not shared.exists():
+    # In contrast to `Path.exists`, this is False for a name that is too long.
+    exists = os.path.exists
+    if exists(path) or not exists(shared):
         return path
     for suffix in READ - {photo.suffix.lower()}:
-        if photo.with_suffix(suffix).exists() or photo.with_suffix(suffix.upper()).exists():
+        if exists(photo.with_suffix(suffix)) or exists(photo.with_suffix(suffix.upper())):
             return path
     return shared
 
@@ -86,26 +99,28 @@ def _update(path: Path, keywords: Sequence[Keyword] = (), of_photo: Sequence[Key
     """Replace our keywords in a sidecar; return "written", "removed", "unchanged" or "missing".
 
     A new list starts with the keywords in the other lists of the sidecar, else `of_photo`. A
-    sidecar without other content is removed.
+    sidecar without other content is removed. Other commands may update or remove the sidecar at the
+    same time. The last one wins, because the keywords of all others are replaced.
     """
     with naming_errors(path, DataError, remedy="restore it, or move it away"):
         target = Path(os.path.realpath(path))
-        before = read_bytes(target) if target.exists() else EMPTY
-        content, _ = without_own(before)
+        before = read_if_exists(target)
+        content, _ = without_own(EMPTY if before is None else before)
         if keywords:
             # The user may have removed a keyword from the sidecar, but not from the photo.
             listed = keywords_in(path, content).listed or of_photo
             content = with_keywords(content, keywords, of_photo=listed)
 
         if content == before:
-            return "unchanged" if target.exists() else "missing"
+            return "unchanged"
+        if content == EMPTY and before is None:
+            return "missing"
         if content == EMPTY and not path.is_symlink():
             with writing(path):
-                path.unlink()
+                path.unlink(missing_ok=True)
             return "removed"
-        # Names of photos may be longer than the name of a temporary file.
-        tag = f"{crc32(os.fsencode(target.name)):08x}{TAG}"
-        with replacing(target, of_user=True, tag=tag) as file:
+        # Other processes, machines and containers must not use the same temporary file.
+        with replacing(target, of_user=True, tag=secrets.token_hex(4) + TAG) as file:
             file.write(content)
         return "written"
 
@@ -122,14 +137,16 @@ def undo(paths: Sequence[str]) -> int:
         else:
             files += [path] + sidecars(path)
 
+    # A temporary file may belong to a command that is still running, and is renamed soon.
+    files.sort(key=lambda path: path.name.endswith(f"{TAG}.tmp"))
     counts: Counter[str] = Counter()
     errors = 0
     for path in progress_bar(files, desc="--xmp-undo", unit=" files"):
         try:
             if path.name.endswith(f"{TAG}.tmp"):
                 with writing(path):
-                    path.unlink()
-            elif path.suffix.lower() == ".xmp" and path.exists():
+                    path.unlink(missing_ok=True)
+            elif path.suffix.lower() == ".xmp":
                 counts[_update(path)] += 1
         except DataError as error:
             print_error(str(error))

@@ -1,6 +1,8 @@
 """Comparison of two models on the same images: paired intervals and changed decisions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +31,7 @@ class Comparison:
     """Model A, the subject of the report, compared with model B."""
 
     other: str  # path of the checkpoint of B
+    metric: str  # name of the main metric
     metrics: dict[str, tuple[Interval, Interval, Interval]]  # A, B and A - B, in percent
     p_value: float  # two-sided, for the main metric; NaN if it has no interval
     # Difference of the average precision A - B in percent, with bounds: value, low, high [3, K].
@@ -36,6 +39,22 @@ class Comparison:
     changed: list[Change]  # the largest score differences
     fixed: int  # number of decisions where only A is right
     broken: int  # number of decisions where only B is right
+
+    def to_json(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the comparison for `report --json`; `names` are those of the K classes."""
+        metrics = {}
+        for name, (own, other, gap) in self.metrics.items():
+            values = {"value": own.value, "other": other.value, "difference": gap.value}
+            metrics[name] = values | {"low": gap.low, "high": gap.high}
+        keys = ("difference", "low", "high")
+        columns = zip(names, self.per_class.T.tolist(), strict=True)
+        return {
+            "checkpoint": self.other,
+            "metric": self.metric,
+            "p_value": self.p_value,
+            "metrics": metrics,
+            "per_class": {name: dict(zip(keys, column, strict=True)) for name, column in columns},
+        }
 
 
 def compare(
@@ -64,6 +83,7 @@ def compare(
     changed, fixed, broken = changed_decisions(own_predictions, other_predictions)
     return Comparison(
         other=other_path,
+        metric=main_metric,
         metrics=metrics,
         p_value=p_value,
         per_class=100 * np.stack([own.class_ap - other.class_ap, low, high]),

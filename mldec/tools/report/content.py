@@ -137,6 +137,7 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
     log.info(f"{setup.path}: {len(examples):,} heat maps")
     examples, heat_note = add_heat_maps(examples, setup, scores.indices)
 
+    constant_note = same_scores(constant, setup.loaded.weights, setup.loaded.config.loss)
     title = setup.loaded.config.name if setup.loaded.of_run else Path(setup.path).name
     if other is not None:
         title += f" compared with {other.path}"
@@ -159,7 +160,7 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
         root=None if root is None else Path(root).expanduser().absolute(),
         comparison=comparison,
         resamples=len(resampled.resampled_ap),
-        notes=same_scores(constant) + score_notes(setup) + [heat_note] + training_notes,
+        notes=constant_note + score_notes(setup) + [heat_note] + training_notes,
     )
 
 
@@ -178,7 +179,7 @@ def analyze(
         logits.copy_(logits.log_softmax(1))
     threshold = evaluator.logit_threshold
     predictions = Predictions(scores.logits, scores.labels, exclusive, threshold)
-    resampled = statistics.bootstrap_metrics(metrics, predictions, weights)
+    resampled = statistics.bootstrap_metrics(metrics, predictions, weights, evaluator)
     log.info(f"{setup.path}: {len(resampled.resampled_ap):,} resamples of the images")
     return predictions, resampled
 
@@ -198,7 +199,7 @@ def make_thumbnails(
 
 
 def report_json(content: ReportContent, setup: EvaluationSetup) -> dict[str, Any]:
-    """Return the JSON of `mldec evaluate`, extended by 95 % intervals."""
+    """Return the JSON of `mldec evaluate`, extended by 95 % intervals and the comparison."""
     table = content.table
     low, high = table.intervals
     per_class = table.columns | {"AP_low": low, "AP_high": high}
@@ -212,6 +213,8 @@ def report_json(content: ReportContent, setup: EvaluationSetup) -> dict[str, Any
     results = Results(metrics, per_class, content.images, content.unreadable, confusions=None)
     result = report(results, setup.loaded.weights, setup.path, table.names)
     result["intervals"] = intervals
+    if content.comparison is not None:
+        result["comparison"] = content.comparison.to_json(table.names)
     if setup.loaded.model.views:
         result["views"] = setup.loaded.model.views
     return result

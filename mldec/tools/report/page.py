@@ -220,19 +220,17 @@ def pair_chart(pairs: ClassPairs, names: list[str], exclusive: bool) -> go.Figur
     """Draw the confusion matrix, or the difference of predicted and labeled co-occurrence."""
 
     def shares(matrix: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        counts = counts[:, None]
         return np.where(counts > 0, 100 * matrix / np.maximum(counts, 1), np.nan)
 
     # Each row contains percentages of the images of its class.
-    predicted = pairs.predictions
-    labeled = pairs.labels
+    labeled = shares(pairs.labels, pairs.labeled)
     if exclusive:
-        values = shares(predicted, labeled.diagonal())
+        values = shares(pairs.predictions, pairs.labeled)
         lowest = 0.0
         highest = 100.0
         colors = [[0, "#f3f7fb"], [1, BLUE]]
     else:
-        values = shares(predicted, predicted.diagonal()) - shares(labeled, labeled.diagonal())
+        values = shares(pairs.predictions, pairs.predicted) - labeled
         np.fill_diagonal(values, np.nan)
         highest = max(1.0, np.nanmax(np.abs(values), initial=0))
         lowest = -highest

@@ -7,8 +7,9 @@ a class with one positive would have none in more than a third of the resamples.
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from mldec.evaluators.average_precision import average_precision
-from mldec.evaluators.multi_label import Counts
+from mldec.evaluators.multi_label import Counts, MultiLabelEvaluator
 from mldec.runtime.console import progress_bar
 
 SEED = 0
@@ -173,15 +174,21 @@ def weighted_counts(predictions: Predictions, weights: np.ndarray) -> list[Count
     def work(columns: slice, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         decided = predictions.decided(columns, logits) & (labels >= 0)
         present = labels == 1
-        masks = np.stack([decided & present, decided, present]).astype(np.float32)
+        masks = np.stack([decided & present, decided, present, labels == 0]).astype(np.float32)
         return np.concatenate([(masks @ block).transpose(2, 0, 1) for block in weights])
 
-    resampled = []
-    for sums in predictions.map_classes(work):
-        counts = Counts(0)
-        counts.hits, counts.predicted, counts.positives = torch.from_numpy(sums.astype(float))
-        resampled.append(counts)
-    return resampled
+    sums = predictions.map_classes(work).astype(float)
+    return [Counts.of(torch.from_numpy(resample)) for resample in sums]
+
+
+def weighted_class_ap(predictions: Predictions, weights: np.ndarray) -> np.ndarray:
+    """Return the average precision of all classes in each resample, float32 [R, K] in [0, 1]."""
+
+    def work(_: slice, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        pairs = zip(logits, labels, strict=True)
+        return np.stack([weighted_average_precision(*pair, weights) for pair in pairs], axis=1)
+
+    return predictions.map_classes(work)
 
 
 @dataclass(frozen=True)
@@ -205,44 +212,37 @@ class ResampledMetrics:
 
 
 def bootstrap_metrics(
-    metrics: dict[str, float], predictions: Predictions, weights: np.ndarray
+    metrics: dict[str, float], predictions: Predictions, weights: np.ndarray, evaluator: Any
 ) -> ResampledMetrics:
     """Resample main metrics (in percent) and the average precision per class with given weights.
 
-    A metric has no interval if its definition in the evaluator of the data is different.
+    `evaluator` has computed the metrics. A metric of a third-party evaluator has no interval if
+    its definition is different.
     """
     logits = torch.from_numpy(predictions.logits)
     labels = torch.from_numpy(predictions.labels)
     class_ap = average_precision(logits, labels)["none"].numpy()
-
-    def work(_: slice, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        pairs = zip(logits, labels, strict=True)
-        return np.stack([weighted_average_precision(*pair, weights) for pair in pairs], axis=1)
-
-    resampled_ap = predictions.map_classes(work)
+    resampled_ap = weighted_class_ap(predictions, weights)
 
     # Weights of 1 give the metrics of the original images.
     ones = np.ones((1, len(labels), 1), np.float32)
-    original = _main_metrics(predictions, ones, class_ap[None])
-    candidates = _main_metrics(predictions, weights, resampled_ap)
+    original = _main_metrics(predictions, ones, class_ap[None], evaluator)
+    candidates = _main_metrics(predictions, weights, resampled_ap, evaluator)
     resampled = {}
     for name, value in metrics.items():
-        formula = "top1" if name.startswith("top1_") else name
+        # "gzsl_" metrics are over all classes, and the suffix of top1 names other labels.
+        formula = "top1" if name.startswith("top1_") else name.removeprefix("gzsl_")
         if formula in original and np.isclose(original[formula][0], value, rtol=0, atol=1e-4):
             resampled[name] = candidates[formula]
     return ResampledMetrics(metrics, class_ap, resampled, resampled_ap)
 
 
 def _main_metrics(
-    predictions: Predictions, weights: np.ndarray, class_ap: np.ndarray
+    predictions: Predictions, weights: np.ndarray, class_ap: np.ndarray, evaluator: Any
 ) -> dict[str, np.ndarray]:
     """Return the metrics that can have intervals, float64 [R] in percent, from AP [R, K]."""
-    total = np.nan_to_num(class_ap).astype(np.float64).sum(1)
-    num_present = (~np.isnan(class_ap)).sum(1)
-    values = {
-        "mAP": 100 * total / class_ap.shape[1],
-        "mAP_skip_empty": 100 * total / np.maximum(num_present, 1),
-    }
+    has_positives = ~np.isnan(class_ap[0])
+    values = {"mAP": _mean_ap(class_ap), "mAP_skip_empty": _mean_ap(class_ap[:, has_positives])}
     if predictions.exclusive:
         # Images without a label do not count.
         rows = np.flatnonzero((predictions.labels == 1).any(1))
@@ -251,10 +251,28 @@ def _main_metrics(
         values["top1"] = 100 * np.concatenate(shares).astype(np.float64)
         return values
 
-    summaries = [counts.summary() for counts in weighted_counts(predictions, weights)]
+    if len(getattr(evaluator, "unseen", ())):
+        # Only the images with an unseen label count.
+        columns = evaluator.unseen.numpy()
+        labels = predictions.labels[:, columns]
+        labels = np.where((labels == 1).any(1, keepdims=True), labels, -1)
+        unseen = replace(predictions, logits=predictions.logits[:, columns], labels=labels)
+        values["zsl_mAP"] = _mean_ap(weighted_class_ap(unseen, weights))
+
+    counts = weighted_counts(predictions, weights)
+    if isinstance(evaluator, MultiLabelEvaluator):
+        values["mAP_partial"] = _mean_ap(class_ap[:, evaluator.valid_classes(counts[0])])
+    summarize = getattr(evaluator, "summary", Counts.summary)
+    summaries = [summarize(resample) for resample in counts]
     for name in ("CF1", "OF1"):
         values[name] = np.array([summary[name] for summary in summaries])
     return values
+
+
+def _mean_ap(class_ap: np.ndarray) -> np.ndarray:
+    """Return the mAP of each resample in percent, float64 [R]; classes without positives are 0."""
+    total = np.nan_to_num(class_ap).astype(np.float64).sum(1)
+    return 100 * total / max(1, class_ap.shape[1])
 
 
 @dataclass(frozen=True)
@@ -350,11 +368,17 @@ def class_table(
 
 @dataclass(frozen=True)
 class ClassPairs:
-    """Co-occurrence of C classes, or their confusion matrix for single-label images."""
+    """Co-occurrence of C classes, or their confusion matrix for single-label images.
+
+    An image counts for a pair if both classes are annotated. All matrices are int64 [C, C], and the
+    class of the row is the first one.
+    """
 
     classes: list[int]  # class indices
-    labels: np.ndarray  # number of images that are labeled with both classes, int64 [C, C]
+    labels: np.ndarray  # number of images that are labeled with both classes
     predictions: np.ndarray  # the same for predictions, or the confusion matrix (rows are labels)
+    labeled: np.ndarray  # number of images that are labeled with the first class
+    predicted: np.ndarray  # the same for predictions
 
 
 def class_pairs(predictions: Predictions, counts: Counts) -> ClassPairs:
@@ -365,13 +389,23 @@ def class_pairs(predictions: Predictions, counts: Counts) -> ClassPairs:
     classes = np.sort(np.argsort(-importance.numpy(), kind="stable")[:MAX_PAIRED])
 
     logits = np.ascontiguousarray(predictions.logits[:, classes].T)
-    decided = predictions.decided(classes, logits)
-    present = predictions.labels[:, classes].T == 1
-    columns = decided
+    labels = predictions.labels[:, classes].T
+    annotated = labels >= 0
+    present = labels == 1
+    decided = predictions.decided(classes, logits) & annotated
+    first = decided
     if predictions.exclusive:
         # If an image has several labels and one is predicted, the other labels are not confusions.
         present &= decided | ~predictions.top_is_right
-        columns = present
-    labeled = present.astype(np.float32) @ present.T.astype(np.float32)
-    predicted = columns.astype(np.float32) @ decided.T.astype(np.float32)
-    return ClassPairs(classes.tolist(), labeled.astype(np.int64), predicted.astype(np.int64))
+        first = present
+
+    def count(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        return (rows.astype(np.float32) @ columns.T.astype(np.float32)).astype(np.int64)
+
+    return ClassPairs(
+        classes.tolist(),
+        labels=count(present, present),
+        predictions=count(first, decided),
+        labeled=count(present, annotated),
+        predicted=count(decided, annotated),
+    )

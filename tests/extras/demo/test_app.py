@@ -2,6 +2,7 @@
 
 import io
 import tempfile
+from dataclasses import replace
 
 import networks
 import numpy as np
@@ -64,7 +65,7 @@ def invalid_files(good):
 
 
 def test_scores_equal_the_model_and_invalid_files_have_an_error(client, engine):
-    results = results_of(client, png(1), *invalid_files(png(1)), png(2))
+    results = results_of(client, png(1), *invalid_files(png(1)), png(2), top=7)
     assert [result["image"] for result in results] == [f"{number}.png" for number in range(8)]
     for result in results[1:-1]:
         assert result.keys() == {"image", "error"}
@@ -100,10 +101,12 @@ def test_heat_maps_equal_the_explainer():
     assert result["heat_method"] == explainer.method
     assert all(item["heat_picture"].startswith("data:image/jpeg") for item in explained)
 
-    # The best class is explained if no class is present.
-    [result] = results_of(client, content, heat_maps=True, threshold=1)
+    # The best class is explained if it is listed and no class is present.
+    [result] = results_of(client, content, heat_maps=True, threshold=1, top=7)
     assert ["heat" in item for item in result["predictions"]] == [True] + [False] * 6
     assert "picture" not in result
+    [result] = results_of(client, content, heat_maps=True, threshold=1)
+    assert result["predictions"] == []
 
 
 def test_zero_shot_model_scores_typed_classes(tmp_path):
@@ -128,10 +131,35 @@ def test_zero_shot_model_scores_typed_classes(tmp_path):
 
 def test_exported_file_has_scores_but_no_heat_maps(tmp_path):
     client = client_of(ExportedEngine(OnnxFile(networks.save_onnx(tmp_path / "x.onnx", "groups"))))
-    assert len(results_of(client, png(1))[0]["predictions"]) == networks.CLASSES
+    [result] = results_of(client, png(1), top=7)
+    assert len(result["predictions"]) == networks.CLASSES
     response = post(client, png(1), heat_maps=True)
     assert response.status_code == 400
     assert "heat_maps" in response.json()["detail"]
+
+
+def test_title_is_the_name_of_the_run():
+    loaded = networks.loaded("gap")
+    of_run = replace(loaded, of_run=True, config=replace(loaded.config, name="mine"))
+    for shown, name in ((loaded, loaded.path.name), (of_run, "mine")):
+        client = client_of(TorchEngine(shown))
+        assert client.get("/api/model").json()["name"] == name
+        assert f"<h1>{name}</h1>" in client.get("/").text
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_models_without_thresholds_list_the_ten_highest_scores(exclusive, monkeypatch):
+    monkeypatch.setattr(networks, "CLASSES", 12)
+    engine = TorchEngine(networks.loaded("gap", exclusive=exclusive))
+    client = client_of(engine)
+    [ten] = results_of(client, png(1))
+    [every] = results_of(client, png(1), top=20)
+    assert ten["predictions"] == every["predictions"][:10]
+    assert len(every["predictions"]) == 12
+    scores = [item["score"] for item in every["predictions"]]
+    best = [True] + [False] * 11
+    expected = best if exclusive else [score >= 0.5 for score in scores]
+    assert [item["present"] for item in every["predictions"]] == expected
 
 
 def test_model_is_described(client, engine):
@@ -167,7 +195,7 @@ def test_requests_are_limited_and_stay_in_memory(client, monkeypatch):
 
     monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", to_disk)
     padded = png(1) + bytes(19 * 2**20)
-    [result] = results_of(client, padded)
+    [result] = results_of(client, padded, top=1)
     assert result["predictions"]
     assert post(client, *[bytes(20 * 2**20)] * 6).status_code == 413
 
@@ -195,6 +223,21 @@ def test_pages_of_other_sites_are_rejected(client):
         files = [("photos", ("a.png", png()))]
         response = client.post(PREDICT, files=files, headers={"sec-fetch-site": origin})
         assert response.status_code == status
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://127.0.0.1:7860", 200),
+        ("http://evil.example", 403),
+        ("http://127.0.0.1:80", 403),
+        ("null", 403),
+    ],
+)
+def test_origin_of_a_page_must_be_the_host_without_sec_fetch_site(client, origin, status):
+    """Browsers send no Sec-Fetch-Site over HTTP to other machines."""
+    files = [("photos", ("a.png", png()))]
+    assert client.post(PREDICT, files=files, headers={"origin": origin}).status_code == status
 
 
 def test_page_loads_no_other_host_and_escapes_names(engine):

@@ -22,7 +22,7 @@ def test_invalid_options_are_errors(cli, tmp_path, words, name):
 
 def test_missing_extra_names_the_pip_command(cli, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    status, out, err = cli("demo", "absent.pt")
+    status, out, err = cli("demo", __file__)
     assert (status, out) == (1, "")
     one_line(err, "fastapi", "run pip install -e '.[demo]'")
 
@@ -30,7 +30,7 @@ def test_missing_extra_names_the_pip_command(cli, monkeypatch):
 def test_a_port_in_use_is_named_before_the_model_is_loaded(cli):
     with listener("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        assert f"--port {port}" in cli.fault("demo", "absent.pt", "--port", str(port))
+        assert f"--port {port}" in cli.fault("demo", __file__, "--port", str(port))
 
 
 def test_address_on_a_network_has_a_warning(capsys):

@@ -15,7 +15,8 @@ from PIL import Image
 from support import QUICK, one_line
 
 from mldec.tools.report import content as module
-from mldec.tools.report.page import heat_image
+from mldec.tools.report.page import heat_image, pair_chart
+from mldec.tools.report.statistics import Predictions, class_pairs, weighted_counts
 from mldec.tools.report.training import learning_curves, read_training
 from mldec.words.digits import NAMES
 
@@ -56,7 +57,11 @@ def test_report_equals_evaluate_and_compares_two_checkpoints(cli, best, digits_r
     intervals = own.pop("intervals")
     per_class = own.pop("per_class")
     expected_per_class = expected.pop("per_class")
+    comparison = own.pop("comparison")
     assert own == expected
+    assert comparison["checkpoint"] == str(other_path)
+    assert comparison["metric"] == "mAP"
+    assert 0 < comparison["p_value"] <= 1
     assert intervals.keys() == {"mAP", "mAP_skip_empty", "CF1", "OF1"}
     for name, (low, high) in intervals.items():
         assert low <= own["metrics"][name] <= high or math.isclose(low, high), name
@@ -117,15 +122,30 @@ def test_heat_image_has_the_heat_as_opacity():
         assert np.asarray(image.getchannel("A")).tolist() == [[0, 40, 204]]
 
 
-def test_report_lists_unreadable_images(cli, digits_run, here, contents):
-    rows = ["path,labels,split"]
+def test_chart_of_pairs_compares_shares_of_annotated_images():
+    # "a" is present in six images. "b" is annotated in three of them, and present in two.
+    labels = np.array([[1, 1], [1, 1], [1, 0], [1, -1], [1, -1], [1, -1], [0, 1]], np.int8)
+    logits = np.array([[1, 1], [1, -1], [1, -1], [1, 1], [1, 1], [1, 1], [-1, 1]], np.float32)
+    predictions = Predictions(logits, labels, exclusive=False, logit_threshold=None)
+    [counts] = weighted_counts(predictions, np.ones((1, 7, 1), np.float32))
+    pairs = class_pairs(predictions, counts)
+    [chart] = pair_chart(pairs, ["a", "b"], exclusive=False).data
+    assert chart.z[0][1] == pytest.approx(100 * (1 / 3 - 2 / 3))
+
+
+def test_report_lists_unreadable_images_and_resamples_partial_labels(
+    cli, best, digits_run, here, contents
+):
+    rows = ["path,labels,negatives,split"]
     for number in range(12):
         pixels = np.random.default_rng(number).integers(0, 255, (20, 40, 3), np.uint8)
         Image.fromarray(pixels).save(f"{number}.png")
-        rows.append(f"{number}.png,{';'.join(NAMES[number % 3 :])},{'val' if number else 'train'}")
+        labels = f"{';'.join(NAMES[number % 3 :])},{';'.join(NAMES[: number % 3])}"
+        rows.append(f"{number}.png,{labels},{'val' if number else 'train'}")
     Path("data.csv").write_text("\n".join(rows) + "\n")
     Path("7.png").write_bytes(b"damaged")
     settings = ["data=csv", f"data.root={here}", f"data.cache_dir={here}", "--threshold", "0.3"]
+    settings += ["data.image_size=64", "--compare", best]
     cli.out("report", digits_run, *PLUGIN, *settings, "--out", "r.html")
 
     [content] = contents
@@ -138,6 +158,13 @@ def test_report_lists_unreadable_images(cli, digits_run, here, contents):
     text = Path("r.html").read_text()
     assert re.search(r'alt="Image \d+\.png; ', text)
     assert "<li>7.png: " in text
+
+    # The metric of tables with unknown labels has an interval and a p-value.
+    name, interval = next(iter(content.metrics.items()))
+    assert name == content.comparison.metric == "mAP_partial"
+    assert interval.low <= interval.value <= interval.high
+    assert content.comparison.p_value == 1
+    assert "p = 1.0000 for the difference of mAP_partial" in text
 
 
 @pytest.mark.parametrize("experiment", ["digits_single", "digits_zsl"])

@@ -47,7 +47,8 @@ def served(home, *words, number=signal.SIGTERM, status=143):
         stderr=subprocess.PIPE,
         text=True,
     )
-    match = re.match(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
+    lines = (re.match(r"http://127\.0\.0\.1:\d+", line) for line in process.stdout)
+    match = next(filter(None, lines), None)
     if match is None:
         pytest.fail(process.communicate()[1])
     try:
@@ -64,7 +65,7 @@ def served(home, *words, number=signal.SIGTERM, status=143):
 def test_server_stops_at_a_signal(calibrated, tmp_path, number, status):
     with served(tmp_path / "x", calibrated, number=number, status=status) as url:
         files = [("photos", ("../1.png", png(1, 1200, 900)))]
-        [row] = httpx.post(f"{url}/api/predict", files=files).json()
+        [row] = httpx.post(f"{url}/api/predict", files=files, data={"top": 3}).json()
         assert (row["image"], len(row["predictions"])) == ("1.png", 3)
 
         # The signal interrupts this request without a traceback.
@@ -119,7 +120,7 @@ def test_page_shows_the_predictions_of_the_model(calibrated, tmp_path, width):
 
     with served(tmp_path / "x", calibrated) as url, opened(url, width=width) as driver:
         files = [("photos", (tmp_path / f"{seed}.png").read_bytes()) for seed in (1, 2)]
-        rows = httpx.post(f"{url}/api/predict", files=files).json()
+        rows = httpx.post(f"{url}/api/predict", files=files, data={"top": 3}).json()
 
         def expected(threshold):
             """Return the bars for a threshold, or None for the thresholds of the model."""

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pyexiv2
@@ -224,6 +225,53 @@ def test_thirty_kills(best, library):
     assert {path: after[path] for path in expected["A"]} == expected["A"]
     assert undo([str(library)]) == 0
     assert content_of(library) == before
+
+
+def at_the_same_time(*calls):
+    """Run functions in processes of their own, and return the exit status of each."""
+    fork = multiprocessing.get_context("fork")
+    start = fork.Barrier(len(calls))
+
+    def run(call):
+        start.wait()
+        sys.exit(call())
+
+    processes = [fork.Process(target=run, args=(call,)) for call in calls]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]
+
+
+def test_commands_can_write_and_undo_the_same_sidecars(best, library):
+    before = content_of(library)
+    expected = []
+    for parent in ("A", "B"):
+        assert run_and_kill(best, library, parent) == 0
+        expected.append(content_of(library))
+    assert undo([str(library)]) == 0
+
+    commands = [partial(predict, best, library, parent) for parent in ("A", "B")]
+    for _ in range(3):
+        assert at_the_same_time(*commands) == [0, 0]
+        after = content_of(library)
+        assert after.keys() == expected[0].keys()
+        assert all(content in (one[path] for one in expected) for path, content in after.items())
+    assert at_the_same_time(*[partial(undo, [str(library)])] * 2) == [0, 0]
+    assert content_of(library) == before
+
+
+def test_processes_can_write_the_same_sidecar(photo):
+    """Both write and remove it all the time, which a run on a library does rarely."""
+
+    def write(name):
+        for _ in range(75):
+            suggest(photo, name)
+            suggest(photo)
+
+    assert at_the_same_time(partial(write, "dog"), partial(write, "tree")) == [0, 0]
+    assert [path.name for path in photo.parent.iterdir()] == ["photo.jpg"]
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs users")

@@ -80,12 +80,12 @@ def test_commands_use_cached_tokens(train, cli, monkeypatch):
     cli.out("report", *run, f"--compare={best[0]}", "--out=report.html")
     assert all(path.stat().st_mtime_ns == files[path] for path in Path("cache").rglob("*.npy"))
 
-    # Tokens of another split are added. Another precision runs the network and stores nothing.
+    # Tokens of another split and of another precision are added.
     monkeypatch.setattr(patches.Patches, "forward", forward)
     assert metrics("data.val=test") == other
     assert len(list(Path("cache").rglob("*.npy"))) == 30
     cli.out("evaluate", *best, "train.precision=bf16")
-    assert len(list(Path("cache").rglob("*.npy"))) == 30
+    assert len(list(Path("cache").rglob("*.npy"))) == 38
 
     shutil.rmtree("cache")
     assert metrics() == expected

@@ -12,6 +12,8 @@ from PIL import Image
 from support import QUICK, assert_equal, one_line
 
 from mldec.checkpoint import load_model, loading
+from mldec.data.digits import SceneSettings, digits
+from mldec.data.types import fixed_sample
 from mldec.files.torch_files import duplicate, hash_record, read_torch, save, sha256_of
 
 WORDS = ["--plugin", "patches", "data.val_images=120"]
@@ -34,6 +36,7 @@ def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
     content = json.loads((tmp_path / "c.json").read_text())
     stored = loading.load(calibrated).calibration
     assert (stored.error, stored.constant) == (content["metrics"]["ECE"], ())
+    assert stored.metrics == content["metrics"]
     words = [*WORDS, "--json", tmp_path / "e.json"]
     cli.out("evaluate", calibrated, *words)
     report = json.loads((tmp_path / "e.json").read_text())
@@ -52,8 +55,7 @@ def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
     rows = []
     for more in ([], ["--threshold", "0"]):
         words = [*WORDS[:2], *more, "--json", "-"]
-        status, out, err = cli("predict", calibrated, photo, *words)
-        assert (status, err) == (0, "")
+        out = cli.out("predict", calibrated, photo, *words)
         rows.append({item["name"]: item for item in json.loads(out)[0]["predictions"]})
     present, every = rows
     assert len(every) == 10
@@ -62,6 +64,33 @@ def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
         assert (name in present) == (item["score"] >= threshold)
         if name in present:
             assert present[name] == {**item, "threshold": threshold}
+
+
+def test_class_without_annotations_counts_in_neither_command(cli, digits_run, here):
+    scenes = digits(SceneSettings(val_images=40)).val
+    rows = [["path", "split", *scenes.classes.names]]
+    for index in range(40):
+        pixels, labels = fixed_sample(scenes.dataset, index)
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(f"{index}.png")
+        split = "train" if index < 4 else "val"
+        cells = labels.tolist()
+        if split == "val":
+            cells[3] = ""
+            cells[index % 2] = ""
+        rows.append([f"{index}.png", split, *cells])
+    with Path("data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+    words = ["--plugin", "patches", "data=csv", f"data.root={here}", f"data.cache_dir={here}"]
+    words += ["data.image_size=64"]
+    cli.out("evaluate", digits_run, *words, "--json", "e.json")
+    cli.out("calibrate", digits_run, *words, "--out", "x.pt", "--json", "c.json")
+    evaluated, calibration = (json.loads(Path(f"{name}.json").read_text()) for name in "ec")
+    assert evaluated["metrics"]["classes_without_labels"] == 1
+    for name in ("CP", "CR", "CF1", "CF1_mean", "OP", "OR", "OF1"):
+        assert evaluated["metrics"][name] == pytest.approx(calibration["uncalibrated"][name]) != 0
+    recalls = [row["recall"] for row in calibration["per_class"].values()]
+    assert calibration["metrics"]["CR"] == pytest.approx(np.mean(recalls[:3] + recalls[4:]))
 
 
 def test_training_resumes_from_calibrated_copy(cli, digits_run, here):

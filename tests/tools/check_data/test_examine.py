@@ -152,7 +152,7 @@ def test_file_listed_twice_is_no_copy(check, root):
     [
         ([], "data=NAME"),
         (["data=digits", "--json", "/nowhere/r.json"], "/nowhere/r.json"),
-        (["--checkpoint", "best.pt", "--strict"], "--strict"),
+        (["--checkpoint", __file__, "--strict"], "--strict"),
         (["+experiment=finetune_frosen"], "finetune_frozen"),
     ],
 )

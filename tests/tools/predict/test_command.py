@@ -103,12 +103,13 @@ def test_all_formats_have_the_same_rows(cli, best, photos, predict):
 
     # The console has a line per image. Standard output contains only the rows.
     status, out, err = predict()
-    first, *others = out.splitlines()
+    precision, first, *others = out.splitlines()
+    assert precision == f"{best}: scoring in fp32 on cpu"
     scores = ", ".join(f"{item['name']} {item['score']:.3f}" for item in rows[0]["predictions"])
     assert (status, first, len(others)) == (1, f"{photos / '0.png'}: {scores}", 8)
     for option, read in (("--jsonl", rows_of), ("--json", json.loads)):
         status, out, err = cli("predict", best, photos / "0.png", *SHARED, option, "-")
-        assert (status, err, read(out)) == (0, "", rows[:1])
+        assert (status, err, read(out)) == (0, f"{precision}\n", rows[:1])
 
 
 def test_complete_result_is_not_changed(photos, predict):
@@ -195,6 +196,27 @@ def test_unusable_sidecar_is_an_error_of_its_photo(cli, best, photos):
     (photos / "1.png.xmp").unlink()
     assert cli("predict", best, *words).status == 0
     assert (photos / "1.png.xmp").exists()
+
+
+def test_photo_with_a_name_too_long_for_a_sidecar_keeps_its_prediction(cli, best, photos):
+    folder = photos.parent / "long"
+    folder.mkdir()
+    name = f"{'n' * 249}.png"
+    shutil.copy(photos / "0.png", folder / name)
+    words = ["predict", best, folder, *SHARED, "--suggest", "--xmp", "--jsonl", "r.jsonl"]
+    first = cli(*words)
+    assert first.status == 0
+    one_line(first.err, name)
+    [row] = rows_of(Path("r.jsonl").read_text())
+    assert row["predictions"]
+    assert cli(*words) == (0, "r.jsonl is complete: 1 image; nothing to do\n", "")
+
+    # photo.xmp has a valid name.
+    sidecar = (folder / name).with_suffix(".xmp")
+    sidecar.write_text(XMP.format("dog"))
+    assert "1 sidecars written" in cli.out(*words[:-2])
+    assert "1 sidecars written" in cli.out("predict", folder / name, "--xmp-undo")
+    assert sidecar.read_text() == XMP.format("dog")
 
 
 def test_suggest_leaves_out_keywords_of_the_photo(cli, best, photos):
@@ -341,7 +363,7 @@ def test_pictures_show_the_predicted_classes(photos, predict):
 def test_scores_that_are_not_finite_are_an_error_row(cli, best, photos):
     state = read_torch(best)
     for weights in ("model", "ema"):
-        state[weights]["head.pool_bias"].fill_(float("nan"))
+        state[weights]["backbone.project.bias"].fill_(3e38)
     torch.save(state, "nan.pt")
     photo = photos / "0.png"
     status, _, err = cli("predict", "nan.pt", photo, *SHARED, "--jsonl", "p.jsonl")
@@ -349,6 +371,10 @@ def test_scores_that_are_not_finite_are_an_error_row(cli, best, photos):
     assert f"{photo}: " in err
     [row] = rows_of(Path("p.jsonl").read_text())
     assert row == {"image": str(photo), "error": err.strip()[len("mldec: ") :]}
+
+    # No image is left to choose from.
+    words = [photo, "--plugin", "patches", "--device", "cpu"]
+    assert "1 have an error" in cli.fault("next", "nan.pt", *words)
 
 
 def test_checkpoint_without_thresholds_is_reported(cli, best, photos):

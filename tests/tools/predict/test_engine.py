@@ -85,15 +85,6 @@ def test_gpu_uses_the_half_precision_of_the_training(recorded, chosen, used, mon
         assert TorchEngine(loaded, chosen).precision == used
 
 
-@pytest.mark.parametrize(("has_bf16", "used"), [(True, "bf16"), (False, "fp32")])
-def test_cpu_uses_the_bf16_of_the_training_if_it_is_fast(has_bf16, used, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
-    loaded = networks.loaded("gap")
-    assert TorchEngine(loaded).precision == "fp32"
-    loaded.config.train.precision = Precision.bf16
-    assert TorchEngine(loaded).precision == used
-
-
 def test_predictions_do_not_change_the_network(loaded):
     before = copy.deepcopy(loaded.model.state_dict())
     TorchEngine(loaded).answer(noise(1, 64))

@@ -2,6 +2,7 @@
 
 import json
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 from pictures import picture
@@ -59,6 +60,20 @@ def test_cvat_has_tags_and_all_labels(written):
         tags = [tag.get("label") for tag in image.iterfind("tag")]
         assert tags == [item["name"] for item in row["predictions"]]
         assert set(tags) <= labels
+
+
+def test_cvat_leaves_out_names_that_xml_cannot_represent(cli, best, tmp_path):
+    names = ["a\tb\n.png", "bell\a.png", "last\uffff.png", "\U0001f436.png"]
+    for name in names:
+        picture(64, 64, seed=0).save(tmp_path / name)
+    file = tmp_path / "tags.xml"
+    outcome = cli("predict", best, *[tmp_path / name for name in names], *SHARED, "--cvat", file)
+    assert outcome.status == 0
+    first, second = outcome.err.splitlines()
+    assert "bell?.png" in first
+    assert "last?.png" in second
+    images = ElementTree.parse(file).getroot().findall("image")
+    assert [Path(image.get("name")).name for image in images] == [names[0], names[3]]
 
 
 @pytest.mark.parametrize("option", ["--label-studio", "--cvat"])

@@ -15,6 +15,7 @@ import torch
 from mldec.data.images import UnsupportedFiles
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError
+from mldec.evaluation.run import as_limits, decided
 from mldec.files.atomic import named
 from mldec.tools.predict import results
 from mldec.tools.predict.answers import Prediction, Row, Rule, chosen_rule, entries
@@ -56,11 +57,42 @@ def test_threshold_option_replaces_stored_thresholds():
     stored = [0.5] * 4
     engine = SimpleNamespace(classes=ABCD, thresholds=stored)
     rule = chosen_rule(engine, content="top")
-    assert (rule.top, rule.threshold, rule.stored) == (10, 0.0, stored)
+    assert (rule.top, rule.threshold, rule.stored) == (None, None, stored)
     rule = chosen_rule(engine, content="top", threshold=0.3, top=2)
     assert (rule.top, rule.threshold, rule.stored) == (2, 0.3, None)
     engine = SimpleNamespace(classes=ONE_LABEL, thresholds=None)
     assert chosen_rule(engine, content="decisions").stored is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "count"),
+    [
+        ({}, 10),
+        ({"top": 3}, 3),
+        ({"threshold": 0.0}, 20),
+        ({"stored": [0.0] * 20}, 20),
+        ({"stored": [0.0] * 20, "top": 12}, 12),
+        ({"exclusive": True}, 10),
+        ({"exclusive": True, "threshold": 0.0}, 10),
+        ({"exclusive": True, "top": 15}, 15),
+        ({"exclusive": True, "content": "decisions"}, 1),
+    ],
+)
+def test_only_rankings_have_a_default_maximum(rule, count):
+    names = tuple(map(str, range(20)))
+    classes = Classes(names, exclusive=rule.pop("exclusive", False))
+    predictions = Rule(classes=classes, **rule).chosen(torch.rand(20))
+    assert len(predictions) == count
+
+
+def test_float32_limits_decide_like_exact_thresholds():
+    scores = torch.rand(1000)
+    exact = scores.double()
+    # Most float64 numbers next to a float32 score are rounded to this score.
+    for thresholds in (exact, exact * (1 + 1e-12), exact * (1 - 1e-12), torch.ones_like(exact)):
+        limits = as_limits(thresholds.tolist())
+        assert limits.dtype == torch.float32
+        assert torch.equal(decided(scores[None], limits)[0], exact >= thresholds)
 
 
 def test_json_of_a_row():

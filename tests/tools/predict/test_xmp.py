@@ -34,6 +34,11 @@ OF_USER = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 <?xpacket end="w"?>"""
 
 
+LATIN = f"<?xml version='1.0' encoding='latin-1'?>{OF_USER}".replace("\ufeff", "").replace(
+    "mine", "f\xfcr"
+)
+
+
 @pytest.fixture
 def photo(tmp_path):
     path = tmp_path / "photo.jpg"
@@ -135,7 +140,8 @@ def test_no_sidecar_without_classes(photo):
     [
         b"\x00",
         b"<x:xmpmeta xmlns:x='adobe:ns:meta/'/>",
-        b"<?xml version='1.0' encoding='latin-1'?>" + OF_USER.lstrip("<?xpacket>").encode(),
+        LATIN.encode("latin-1"),
+        LATIN.replace("\xfc", "u").encode(),
         OF_USER.encode("utf-16"),
         OF_USER.replace(
             "<rdf:Bag><rdf:li>Paris</rdf:li><rdf:li>dog</rdf:li></rdf:Bag>", "x"
@@ -186,10 +192,18 @@ def test_keyword_in_any_list_of_the_user_is_kept(photo, properties):
     assert path.read_text() == content
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_all_other_bytes_are_kept(photo, encoding):
+@pytest.mark.parametrize(
+    ("encoding", "declaration"),
+    [
+        ("utf-8", ""),
+        ("utf-8-sig", ""),
+        ("utf-8", '<?xml version="1.0"?>'),
+        ("utf-8", '<?xml version="1.0" encoding="UTF-8"?>'),
+    ],
+)
+def test_all_other_bytes_are_kept(photo, encoding, declaration):
     path = photo.with_name("photo.jpg.xmp")
-    text = OF_USER.replace("\ufeff", "").replace("\n", "\r\n")
+    text = declaration + OF_USER.replace("\ufeff", "").replace("\n", "\r\n")
     text = text.replace('xmp:Rating="4"', 'xmp:Rating="4" dc:source="a&#10;b &#x9; > c"')
     text = text.replace("<!-- mine -->", "<!-- mine --><?x y?>")
     content = text.encode(encoding)
@@ -207,12 +221,16 @@ def test_all_other_bytes_are_kept(photo, encoding):
 
 
 @pytest.mark.parametrize("tag", ["<rdf:Bag/>", "<rdf:Bag>\n  </rdf:Bag>"])
-def test_keywords_are_added_to_an_empty_list(photo, tag):
+def test_keywords_are_added_to_an_empty_list_and_removed_from_it(photo, tag):
     path = photo.with_name("photo.jpg.xmp")
     subject = f'<s:subject xmlns:s="{xmp.SUBJECT[1]}">{tag}</s:subject>'
-    path.write_text(HIERARCHY.format(RDF=xmp.RDF, properties=subject))
+    content = HIERARCHY.format(RDF=xmp.RDF, properties=subject)
+    path.write_text(content)
     write_sidecar(row(photo, "one", "two"))
     assert read(path)[SUBJECT] == ["one", "two"]
+    write_sidecar(row(photo, "three"))
+    assert undo([str(photo)]) == 0
+    assert path.read_text() == content.replace("<rdf:Bag/>", "<rdf:Bag></rdf:Bag>")
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs owners of files")

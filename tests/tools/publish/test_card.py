@@ -99,6 +99,16 @@ def test_card_has_tables_of_metrics_classes_and_thresholds(known):
     assert rows(thresholds)[2:] == [["zero", "0.250"], ["one", "0.500"], ["two", "0.125"]]
 
 
+def test_card_has_the_validation_images_and_the_thresholds_of_its_metrics(known):
+    assert "Validation images: unknown" in card(known())
+    of_run = CardMetrics(source="", images=1234, metrics={"OF1": 1.0}, thresholds="At 0.7_5")
+    text = card(known(calibration=replace(CALIBRATION, images=1234), measured=of_run))
+    assert "Validation images: 1,234" in text
+    assert "At 0.7\\_5." in section(text, "Metrics")
+    # These metrics were not computed at the fitted thresholds.
+    assert "optimistic" not in text
+
+
 MANY = Classes(tuple(f"class {number}" for number in range(MAX_CLASSES + 7)))
 
 

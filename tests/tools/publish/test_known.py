@@ -3,8 +3,10 @@
 import json
 from dataclasses import replace
 
+import networks
 import pytest
 
+from mldec.data.fingerprint import Fingerprint
 from mldec.errors import DataError
 from mldec.model import count_parameters, multiply_accumulates
 from mldec.tools.publish import (
@@ -127,3 +129,23 @@ def test_metrics_of_a_run_depend_on_the_weights(saved):
     assert checkpoint_metrics(both, "raw").metrics == {"mAP": 80.0}
     alone = replace(saved, metrics={"val/mAP": 70.0})
     assert checkpoint_metrics(alone, "raw").metrics == {"mAP": 70.0}
+
+
+def test_metrics_at_the_thresholds_are_out_of_fold_or_name_their_threshold(saved):
+    config = {**saved.config, "data": {**saved.config["data"], "threshold": 0.75}}
+    metrics = {"val_raw/mAP": 80.0, "val_raw/OF1": 40.0}
+    calibration = networks.CALIBRATION
+    fitted = replace(calibration, metrics={"OF1": 60.0, "ECE": 2.0})
+
+    known = {}
+    for name, stored in (("none", None), ("older", calibration), ("fitted", fitted)):
+        checkpoint = replace(saved, config=config, metrics=metrics, calibration=stored)
+        assert checkpoint_metrics(checkpoint, "raw").images is None
+        checkpoint = replace(checkpoint, val_fingerprint=Fingerprint(24, "", "", ""))
+        known[name] = checkpoint_metrics(checkpoint, "raw")
+    assert known["fitted"].metrics == {"mAP": 80.0, "OF1": 60.0, "ECE": 2.0}
+    assert "out-of-fold" in known["fitted"].thresholds
+    assert known["fitted"].images == 24
+    for name in ("none", "older"):
+        assert known[name].metrics == {"mAP": 80.0, "OF1": 40.0}
+        assert "0.75" in known[name].thresholds

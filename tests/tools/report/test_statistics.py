@@ -8,6 +8,7 @@ from sklearn.metrics import average_precision_score, confusion_matrix
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.evaluators.zero_shot import ZeroShotEvaluator
 from mldec.tools.report import comparison, statistics
 from mldec.tools.report.comparison import changed_decisions, compare
 from mldec.tools.report.statistics import (
@@ -52,6 +53,10 @@ def predictions_of(kind):
 def evaluator_of(kind):
     if kind == "single":
         return SingleLabelEvaluator(CLASSES, top_k=3, suffix="_real")
+    if kind in ("unseen", "all", "seen"):
+        images = "unseen" if kind == "unseen" else "all"
+        unseen = [] if kind == "seen" else [0, 5, 7]
+        return ZeroShotEvaluator(CLASSES, unseen=unseen, images=images)
     classes = {"multi": MultiLabelEvaluator, "partial": PartialLabelEvaluator}
     evaluator = classes[kind](CLASSES)
     evaluator.logit_threshold = torch.linspace(-0.5, 1, CLASSES, dtype=torch.float64)
@@ -68,17 +73,22 @@ def unit_counts(predictions):
     [
         ("multi", {"mAP", "mAP_skip_empty", "CF1", "OF1"}),
         ("single", {"top1_real"}),
-        ("partial", {"CF1", "OF1"}),
+        ("partial", {"mAP_partial", "CF1", "OF1"}),
+        ("unseen", {"zsl_mAP"}),
+        ("all", {"zsl_mAP", "gzsl_mAP", "gzsl_mAP_skip_empty", "gzsl_CF1", "gzsl_OF1"}),
+        ("seen", {"gzsl_mAP", "gzsl_mAP_skip_empty", "gzsl_CF1", "gzsl_OF1"}),
     ],
 )
 def test_integer_weights_equal_repeated_images(kind, expected):
     predictions = predictions_of(kind)
-    if kind == "multi":
+    if kind != "single":
         predictions.labels[:, 7] = 0
     weights = np.random.default_rng(0).integers(1, 4, (1, IMAGES, 3)).astype(np.float32)
-    values = compute_metrics(evaluator_of(kind), predictions.logits, predictions.labels)
-    result = bootstrap_metrics({**values, "CP": 12.0}, predictions, weights)
+    own = evaluator_of(kind)
+    values = compute_metrics(own, predictions.logits, predictions.labels)
+    result = bootstrap_metrics({**values, "CP": 12.0}, predictions, weights, own)
     assert result.resampled.keys() == expected
+    assert next(iter(values)) in expected, "the first metric always has an interval"
 
     for number in range(3):
         rows = np.repeat(np.arange(IMAGES), weights[0, :, number].astype(int))
@@ -86,7 +96,7 @@ def test_integer_weights_equal_repeated_images(kind, expected):
         repeated = compute_metrics(evaluator, predictions.logits[rows], predictions.labels[rows])
         for name in expected:
             assert result.resampled[name][number] == pytest.approx(repeated[name], abs=2e-5)
-        if kind != "single":
+        if kind in ("multi", "all", "seen"):
             class_ap = 100 * result.resampled_ap[number]
             assert class_ap == pytest.approx(evaluator.per_class()["AP"], abs=1e-4, nan_ok=True)
     for name, interval in result.with_intervals().items():
@@ -94,7 +104,7 @@ def test_integer_weights_equal_repeated_images(kind, expected):
 
     # Metrics with other values have another definition, and no intervals.
     other = dict.fromkeys(values, 12.0)
-    assert bootstrap_metrics(other, predictions, weights).resampled == {}
+    assert bootstrap_metrics(other, predictions, weights, own).resampled == {}
 
 
 def one_class(images, seed=0):
@@ -151,7 +161,8 @@ def test_class_table_equals_the_evaluator(kind):
     if kind == "single":
         predictions.logits[:] = torch.from_numpy(predictions.logits).log_softmax(1)
 
-    resampled = bootstrap_metrics(values, predictions, bootstrap_weights(IMAGES, CLASSES)[:1])
+    weights = bootstrap_weights(IMAGES, CLASSES)[:1]
+    resampled = bootstrap_metrics(values, predictions, weights, evaluator)
     thresholds = predictions.thresholds()
     histograms = score_histograms(predictions, bin_edges(CLASSES, thresholds))
     names = tuple(map(str, range(CLASSES)))
@@ -216,9 +227,17 @@ def test_class_pairs_count_images_with_both_classes():
     positives = present.sum(0)
     others = set(range(MAX_PAIRED + 4)) - set(pairs.classes)
     assert max(positives[list(others)]) <= min(positives[pairs.classes])
-    first, second = pairs.classes[:2]
-    assert pairs.labels[0, 1] == (present[:, first] & present[:, second]).sum()
-    assert pairs.predictions[0, 1] == (decided[:, first] & decided[:, second]).sum()
+
+    # Only the images with annotations of both classes count.
+    for row, first in enumerate(pairs.classes):
+        for column, second in enumerate(pairs.classes):
+            known = (predictions.labels[:, [first, second]] >= 0).all(1)
+            for values, both, single in (
+                (present[known], pairs.labels, pairs.labeled),
+                (decided[known], pairs.predictions, pairs.predicted),
+            ):
+                assert both[row, column] == (values[:, first] & values[:, second]).sum()
+                assert single[row, column] == values[:, first].sum()
 
 
 def test_confusion_matrix_equals_scikit_learn():
@@ -246,7 +265,7 @@ def two_models(images, classes, *, better=0.0):
 def resampled_metrics(predictions, weights):
     evaluator = MultiLabelEvaluator(predictions.labels.shape[1])
     metrics = compute_metrics(evaluator, predictions.logits, predictions.labels)
-    return bootstrap_metrics(metrics, predictions, weights)
+    return bootstrap_metrics(metrics, predictions, weights, evaluator)
 
 
 @pytest.mark.parametrize("most", [10, 10_000])
@@ -309,3 +328,10 @@ def test_paired_intervals_are_narrower_and_detect_a_difference():
     first, second = (resampled_metrics(model, weights) for model in models)
     result = compare("b.pt", models[0], first, models[1], second)
     assert result.p_value == pytest.approx(2 / 201)
+    content = result.to_json(tuple("abcdef"))
+    assert (content["metric"], content["p_value"]) == ("mAP", result.p_value)
+    _, _, gap = result.metrics["mAP"]
+    found = content["metrics"]["mAP"]
+    assert (found["difference"], found["low"], found["high"]) == (gap.value, gap.low, gap.high)
+    assert found["value"] - found["other"] == pytest.approx(gap.value)
+    assert list(content["per_class"]["b"].values()) == result.per_class[:, 1].tolist()

@@ -168,6 +168,7 @@ ERRORS = [
     ({"model_args": {"checkpoint_path": "x.pth"}}, r"backbone\.model_args\.checkpoint_path"),
     ({"feature_norm": "pretrained"}, r"backbone\.feature_norm=pretrained: resnet10t"),
     ({"pretrained": "gap"}, r"backbone\.pretrained=gap.*layer3\.0\.conv1\.weight"),
+    ({"pretrained": "other"}, r"backbone\.pretrained=other.* and \d+ more"),
 ]
 
 
@@ -177,7 +178,10 @@ def test_errors_are_one_line_and_name_the_setting(tmp_path, monkeypatch, trained
     state = trained.state_dict()
     del state["layer3.0.conv1.weight"]
     torch.save(state, "gap")
+    torch.save({f"_{name}": tensor for name, tensor in state.items()}, "other")
 
     with pytest.raises(ConfigError, match=name) as caught:
         TimmBackbone(**{"name": "resnet10t", **settings})
     assert "\n" not in str(caught.value)
+    if "pretrained" in settings:
+        assert caught.value.__suppress_context__, "Python shows no error of a library"

@@ -1,6 +1,7 @@
 """Checkpoints of runs through `load_model`, and how the tensors of a file fit a model."""
 
 import dataclasses
+import math
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -216,6 +217,8 @@ def test_load_strict_copies_all_tensors():
         ({"more": torch.ones(1)}, "more"),
         ({"head.bias": torch.ones(4)}, "head.bias"),
         ({"head.bias": None, "norm.bias": None}, "head.bias, norm.bias"),
+        ({"head.bias": torch.tensor([1, math.nan, 1])}, "head.bias"),
+        ({"backbone.mean": torch.full((3,), math.nan)}, "backbone.mean"),
     ],
 )
 def test_load_strict_names_unfitting_tensors_and_loads_nothing(change, names):

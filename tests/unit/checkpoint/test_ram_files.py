@@ -131,9 +131,11 @@ def test_thresholds_of_a_file_are_exclusive_and_keep_the_calibration(tmp_path):
     (tmp_path / "one.csv").write_text("class,threshold\ntree,0.125\n")
     given = with_thresholds(path, Classes(TAGS), "raw")
     fitted = replace(given, slopes=(2.0,), images=20, objective="f1", file=None)
+    fitted = replace(fitted, metrics={"OF1": 60.0})
     mixed = with_thresholds(tmp_path / "one.csv", Classes(TAGS), "raw", fitted)
     assert mixed.thresholds == pytest.approx((0.25, 0.25, 0.25, 0.125))
     assert (mixed.slopes, mixed.images, mixed.reason) == ((2.0,), 20, "from one.csv")
+    assert mixed.metrics == {}, "they are for other thresholds"
 
 
 NAME = "ram_plus_swin_l_384"

@@ -83,7 +83,6 @@ def test_state_round_trip(state, tmp_path, calibration):
         ("classes/queries", torch.zeros(2, 5), "word vectors"),
         ("transform/image_size", -1, "image_size"),
         ("calibration", {**asdict(CALIBRATION), "thresholds": (0.1, 0.2)}, "calibration"),
-        ("config/data/root", "${oc.env:HOME}", "interpolation"),
         ("format", 1, "format"),
         # Checkpoints of an earlier or a later commit.
         ("sampler", {}, "sampler"),

@@ -83,7 +83,7 @@ def test_every_option_of_every_part_composes(part, digits):
         ("train.precision=fp8", ["train.precision", "'fp8'"]),
         ("backbone=timm", ["backbone.name"]),
         ("init.classes=by_name", ["init.path"]),
-        ("data.x=!!python/object:os.system", ["data.x"]),
+        ("train.epochs=!!python/object:os.system", ["train.epochs"]),
         # Complete commands.
         (["experiment=digits"], ["+experiment=digits"]),
         (["data=digits", "head=ml_decoder", "loss=asl", "name=x"], ["backbone"]),
@@ -102,13 +102,14 @@ def test_wrong_word_is_named_in_one_line(digits, word, names):
 
 def test_prepare_moves_flags_first():
     words = ["head.a=1", "--multirun", "train.epochs=2"]
-    assert to_hydra(words) == ["--multirun", "++head.a=1", "train.epochs=2"]
+    assert to_hydra(words) == ["--multirun", "++head.a='1'", "train.epochs=2"]
 
 
 def test_home_folder_is_expanded(digits, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     words = ["data=csv", "data.root=~/my photos", "init=~/best.pt"]
-    assert to_hydra(words)[1:] == ["++data.root=/home/me/my photos", "init=/home/me/best.pt"]
+    config = compose(["+experiment=finetune_frozen", *words])
+    assert (config.data["root"], config.init) == ("/home/me/my photos", "/home/me/best.pt")
     changed = override(digits, words)
     assert (changed.data["root"], changed.init) == ("/home/me/my photos", "/home/me/best.pt")
 

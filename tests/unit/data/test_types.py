@@ -28,7 +28,7 @@ from mldec.data.types import (
     in_folder,
     picture,
 )
-from mldec.errors import CheckpointError
+from mldec.errors import CheckpointError, DataError
 
 NAMES = ("cat", "dog", "cow")
 DENSE = np.array([[1, 0, -1], [0, 0, 0], [0, 1, 1], [1, 1, 1]], np.int8)
@@ -242,6 +242,11 @@ def test_each_class_is_drawn_equally_often(counts):
             of_class = np.bincount(images, minlength=len(classes))[classes == k]
             assert of_class.max() - of_class.min() <= 1
     np.testing.assert_allclose(drawn / drawn.sum(), 1 / 4, rtol=0.02)
+
+
+def test_class_aware_sampling_needs_positives():
+    with pytest.raises(DataError, match=r"data\.sampler"):
+        class_aware_factors(from_dense(np.zeros((5, 2), np.int8), default=-1))
 
 
 def test_images_without_a_class_are_not_drawn():

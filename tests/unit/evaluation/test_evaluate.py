@@ -11,6 +11,7 @@ import torch
 from sklearn.metrics import average_precision_score, recall_score, roc_auc_score
 from torch import nn
 
+from mldec import build
 from mldec.config.compose import compose, override
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split, fixed_sample
@@ -226,9 +227,33 @@ def test_constant_classes_are_named(config):
 
     assert named(data()) == ("green",)
     assert named(data(exclusive=True)) == named(data(), ranks_only=True) == ()
-    [line] = same_scores(["green"])
+    # A class whose images are ranked well was learned, even if its scores are all extreme.
+    scores.labels[:, 1] = scores.logits[:, 1] > np.median(scores.logits[:, 1])
+    assert named(data()) == ()
+
+
+@pytest.mark.parametrize(
+    ("loss", "advice"),
+    [
+        ("asl", ["loss=bce", "loss.clip=0"]),
+        ("asl loss.clip=0", ["loss=bce"]),
+        ("partial", ["loss=bce"]),
+        ("partial loss.clip=0.05", ["loss=bce", "loss.clip=0"]),
+        ("bce", []),
+        ("zlpr", []),
+        (None, []),
+    ],
+)
+def test_warning_about_constant_scores_gives_advice_that_applies(loss, advice):
+    settings = {}
+    if loss is not None:
+        config = compose(["+experiment=digits", *f"loss={loss}".split()])
+        settings = build.recorded(config, build.check(config)).loss
+    [line] = same_scores(["green"], "ema", settings)
     assert "green" in line
-    assert same_scores([]) == []
+    assert "ema" in line
+    assert [word for word in ("loss=bce", "loss.clip=0") if word in line] == advice
+    assert same_scores([], "ema", settings) == []
 
 
 def test_undefined_metrics_are_null():

@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from photos import write_photos
@@ -135,7 +136,6 @@ def test_tokens_of_another_precision_are_not_read():
     [
         (None, []),
         ("off", ["train.cache_features=false"]),
-        ("precision", ["train.precision=bf16"]),
         ("size", ["data.image_size=48"]),
         ("whole network", []),
         ("views", []),
@@ -158,6 +158,27 @@ def test_evaluation_reuses_tokens_of_same_input(reason, settings, monkeypatch):
     assert len(reused.val.dataset) == 8
 
 
+def test_evaluation_computes_tokens_of_its_precision_once(caplog):
+    caplog.set_level("INFO", "mldec")
+    trained, data = composed("train.precision=bf16")
+    backbone = Counting()
+    cached(backbone, "train.precision=bf16").load_train()
+    model = SimpleNamespace(backbone=backbone, views=None)
+    loaded = SimpleNamespace(config=trained, model=model, transform=data.transform)
+    assert backbone.images == 16
+
+    # The tokens of training are in bf16, those of the evaluation in fp32.
+    for computed in (24, 24):
+        config = override(trained, ["train.precision=fp32"])
+        [tokens, _] = fixed_sample(reuse_tokens(data, loaded, config, device=CPU).val.dataset, 3)
+        assert backbone.images == computed
+    backbone.eval()
+    expected = backbone(fixed_sample(data.val.dataset, 3)[0][None])[0]
+    torch.testing.assert_close(tokens, expected.detach())
+    assert "fp32" in caplog.text
+    assert "bf16" in caplog.text
+
+
 def test_unreadable_files_are_named_or_skipped(own_photos):
     (own_photos / "2.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"own/2\.png"):
@@ -171,6 +192,24 @@ def test_unreadable_files_are_named_or_skipped(own_photos):
     for index, name in ((2, "own/2.png"), (4, str(damaged)), (5, str(missing))):
         with pytest.raises(DataError, match=name):
             fixed_sample(dataset, index)
+
+
+def test_token_files_of_another_image_or_content_are_named():
+    dataset = cached(Counting()).train.dataset
+    first, second, other, line, network = dataset.files[:5]
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    np.save(other, np.zeros((3, 6), np.float32))
+    np.save(line, np.zeros(6, np.float32))
+
+    backbone = Counting()
+    nn.init.zeros_(backbone.weight)
+    network.write_bytes(cached(backbone).train.dataset.files[4].read_bytes())
+    for index, file in enumerate((first, second, other, line, network)):
+        with pytest.raises(DataError, match=f"^{file} "):
+            fixed_sample(dataset, index)
+    assert fixed_sample(dataset, 5)[0].shape == (4, 6)
 
 
 def test_stopped_computation_continues():

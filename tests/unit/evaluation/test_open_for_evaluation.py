@@ -132,23 +132,29 @@ def test_data_with_the_same_word_vectors_is_unchanged(tower):
     ("recorded", "words", "has_bf16", "used"),
     [
         ("bf16", [], False, "fp32"),
-        ("bf16", [], True, "bf16"),
+        ("bf16", [], True, "fp32"),
         ("bf16", ["train.precision=bf16"], False, "bf16"),
+        ("bf16", ["train.precision=bf16"], True, "bf16"),
         ("fp32", [], True, "fp32"),
         ("fp16", ["train.precision=fp16"], True, "fp32"),
         ("auto", [], True, "fp32"),
     ],
 )
-def test_half_precision_on_a_cpu_is_fast_or_chosen(recorded, words, has_bf16, used, monkeypatch):
+def test_half_precision_on_a_cpu_is_chosen_by_the_user(
+    recorded, words, has_bf16, used, monkeypatch, caplog
+):
+    caplog.set_level("INFO", "mldec")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(distributed, "prepare_device", lambda device, **options: None)
     config = compose(["+experiment=digits", f"train.precision={recorded}"])
     fit_to_device(config, options(*words), CPU, 7)
     assert config.train.precision.value == used
+    assert f"{used} on cpu" in caplog.text
 
     on_cuda = override(config, [f"train.precision={recorded}"])
     fit_to_device(on_cuda, options(*words), torch.device("cuda:0"), 7)
-    assert on_cuda.train.precision.value == recorded
+    assert on_cuda.train.precision.value == ("bf16" if recorded == "auto" else recorded)
     assert (config.train.channels_last, on_cuda.train.channels_last) == (used == "bf16", True)
 
 

@@ -1,4 +1,4 @@
-"""Ranking metrics, AUROC and F1 per image against scikit-learn and plain loops."""
+"""Ranking metrics, AUROC and decisions per image against scikit-learn and plain loops."""
 
 import math
 
@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import (
+    accuracy_score,
     coverage_error,
     f1_score,
+    hamming_loss,
     label_ranking_average_precision_score,
     label_ranking_loss,
     roc_auc_score,
@@ -45,7 +47,8 @@ def computed(logits, targets, kind=MultiLabelEvaluator, threshold=0.6, size=20, 
 
 def naive(logits, targets, threshold=0.6):
     """Return the metrics by counting, one image and one pair of labels at a time."""
-    values = {"LRAP": [], "coverage": [], "ranking_loss": [], "one_error": [], "F1_samples": []}
+    names = ("LRAP", "coverage", "ranking_loss", "one_error", "F1_samples", "exact_match")
+    values = {name: [] for name in (*names, "hamming_loss")}
     cells = []
     for row, labels in zip(logits.tolist(), targets.tolist(), strict=True):
         known = [(score, label) for score, label in zip(row, labels, strict=True) if label >= 0]
@@ -67,6 +70,9 @@ def naive(logits, targets, threshold=0.6):
         right = sum(yes and label for yes, (_, label) in zip(decided, known, strict=True))
         total = sum(decided) + len(positives)
         values["F1_samples"].append(2 * right / total if total else 0)
+        wrong = [yes != label for yes, (_, label) in zip(decided, known, strict=True)]
+        values["exact_match"].append(not any(wrong))
+        values["hamming_loss"] += wrong
     metrics = {name: 100 * np.mean(numbers) for name, numbers in values.items()}
     metrics["coverage"] /= 100
     return metrics
@@ -85,6 +91,7 @@ def test_complete_labels_match_sklearn(levels):
     logits, targets = predictions(levels)
     labels = targets.numpy()
     scores = logits.numpy()
+    decided = logits.double().sigmoid() > 0.6
     expected = {
         "LRAP": 100 * label_ranking_average_precision_score(labels, scores),
         "coverage": coverage_error(labels, scores),
@@ -92,9 +99,11 @@ def test_complete_labels_match_sklearn(levels):
         "one_error": naive(logits, targets)["one_error"],
         "AUROC_macro": 100 * roc_auc_score(labels, scores, average="macro"),
         "AUROC_micro": 100 * roc_auc_score(labels, scores, average="micro"),
-        "F1_samples": 100
-        * f1_score(labels, logits.double().sigmoid() > 0.6, average="samples", zero_division=0),
+        "F1_samples": 100 * f1_score(labels, decided, average="samples", zero_division=0),
+        "exact_match": 100 * accuracy_score(labels, decided),
+        "hamming_loss": 100 * hamming_loss(labels, decided),
     }
+    assert expected["exact_match"] > 0
     found = computed(logits, targets)
     assert list(found) == list(expected)
     assert found == pytest.approx(expected, rel=1e-12)

@@ -19,6 +19,7 @@ from mldec.files.run_folder import (
     RUN_FILE,
     RunFacts,
     RunLock,
+    check_source,
     command_line,
     find_checkpoint,
     read_facts,
@@ -73,7 +74,32 @@ def test_invalid_or_missing_files_are_named(tmp_path, content):
 def test_command_line_is_quoted_for_a_shell(monkeypatch):
     words = [sys.executable, "a script.py", "data.root=/a b", "name='x'", "$HOME", "[1,2]"]
     monkeypatch.setattr(sys, "orig_argv", words)
-    assert shlex.split(command_line()) == words
+    assert shlex.split(command_line()) == [Path(sys.executable).name, *words[1:]]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["/opt/bin/python3", "/opt/bin/mldec", "train", "name=a"], "mldec train name=a"),
+        (["C:/py/python.exe", "C:/py/Scripts/mldec.exe", "train"], "mldec train"),
+        (["/opt/bin/python3", "-m", "mldec.train", "name=a"], "python3 -m mldec.train name=a"),
+        (["/opt/bin/python3", "/home/me/train.py"], "python3 /home/me/train.py"),
+        (["/opt/bin/python3"], "python3"),
+    ],
+)
+def test_command_line_has_no_folders_of_programs(monkeypatch, words, expected):
+    monkeypatch.setattr(sys, "orig_argv", words)
+    assert command_line() == expected
+
+
+def test_missing_sources_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs" / "mine" / "checkpoints").mkdir(parents=True)
+    for name, hint in (("nothing", "nothing: file not found"), ("mine", "outputs/mine")):
+        with pytest.raises(CheckpointError, match=hint):
+            check_source(name)
+    for name in ("outputs/mine", tmp_path, "zoo:x", "hf:me/x", "clip:x"):
+        check_source(name)
 
 
 @pytest.mark.parametrize("content", [None, "", "[1"])

@@ -6,6 +6,7 @@ import random
 import resource
 import signal
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -36,6 +37,22 @@ def test_save_and_read(last):
     assert last.with_name("last.pt.sha256").read_text() == f"{digest}  last.pt\n"
 
 
+def test_checkpoint_can_be_read_during_saves(last):
+    epochs = []
+    reader = Thread(target=lambda: [epochs.append(read_torch(last)["epoch"]) for _ in range(80)])
+    reader.start()
+    epoch = 3
+    while reader.is_alive():
+        epoch += 1
+        save(last, {**STATE, "epoch": epoch}, keep=3)
+    reader.join()
+    assert len(epochs) == 80
+    assert epochs == sorted(epochs)
+    kept = [read_torch(path)["epoch"] for path in torch_files.versions(last, 3)]
+    assert kept == [epoch, epoch - 1, epoch - 2]
+    assert len(list(last.parent.iterdir())) == 6
+
+
 def test_large_file_is_memory_mapped(last, monkeypatch):
     calls = []
     load = torch.load
@@ -61,7 +78,7 @@ def test_snapshot_copies_tensors():
 
 
 @pytest.mark.parametrize("count", range(6))
-def test_crash_between_renames_leaves_a_valid_checkpoint(last, monkeypatch, count):
+def test_crash_between_renames_leaves_valid_checkpoints(last, monkeypatch, count):
     save(last, {**STATE, "epoch": 4}, keep=2)
     renamed = iter(range(count))
     original = Path.replace
@@ -74,8 +91,9 @@ def test_crash_between_renames_leaves_a_valid_checkpoint(last, monkeypatch, coun
     monkeypatch.setattr(Path, "replace", replace)
     with pytest.raises(KeyboardInterrupt):
         save(last, {**STATE, "epoch": 5}, keep=2)
-    newest = last if last.exists() else last.with_name("last.1.pt")
-    assert read_torch(newest)["epoch"] in (4, 5)
+    for path in torch_files.versions(last, 2):
+        assert read_torch(path)["epoch"] in (3, 4, 5)
+    assert read_torch(last)["epoch"] > 3
 
 
 def test_full_disk_keeps_the_last_checkpoint(last):

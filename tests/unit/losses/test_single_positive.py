@@ -46,6 +46,26 @@ def test_corrections_are_made_in_training_only():
     assert (loss.corrections > 0).nonzero().tolist() == [[4, largest]]
 
 
+def test_role_equals_the_formulas_of_the_paper():
+    eps, expected = 1e-3, 1.7
+    loss = ROLE(expected_positives=expected, eps=eps, train_images=IMAGES).double()
+    logits = LOGITS.double()
+    observed = (LABELS[INDEX] == 1).double()
+    f = torch.sigmoid(logits)
+    g = torch.sigmoid(loss.estimator[INDEX])
+
+    def cross_entropy(q, p):
+        return -q * torch.log(p + eps) - (1 - q) * torch.log(1 - p + eps)
+
+    ones = torch.ones_like(f)
+    both = cross_entropy(g, f) + cross_entropy(f, g)
+    both = both + observed * (cross_entropy(ones, f) + cross_entropy(ones, g))
+    total = both.mean() / 2
+    for p in (f, g):
+        total = total + (p.sum(1).mean() - expected) ** 2 / (2 * 4**2)
+    torch.testing.assert_close(loss(logits, LABELS[INDEX], INDEX), total)
+
+
 def test_label_estimator_is_trained_as_in_the_official_code():
     torch.manual_seed(0)
     loss = ROLE(lr_factor=10, train_images=IMAGES)

@@ -51,10 +51,27 @@ def test_clock_continues_after_resume(tmp_path):
     for step, seconds in ((1, 20_000), (2, 1_000), (3, 4_000)):
         started = time.monotonic() - seconds
         with closing(RunLog(tmp_path, step=step - 1, lines=step - 1, started=started)) as log:
-            log.scalars(step, 0, {"val/x": 1.0})
+            log.scalars(step, 0, {"val/x": 1.0 / step})
     progress = read_progress(tmp_path / "metrics.jsonl")
     assert progress.seconds == pytest.approx(25_000, abs=600)
     assert progress.best.seconds == pytest.approx(20_000, abs=600)
+
+
+def test_best_evaluation_of_equal_ones_has_lowest_loss_or_is_latest(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    losses = {1: (2.0, 3.0), 2: (4.0, 1.0), 3: (2.0, 1.5)}
+    with closing(RunLog(tmp_path)) as log:
+        for epoch, (average, raw) in losses.items():
+            values = {"val/x": 5.0, "val_raw/x": 5.0, "val/loss": average, "val_raw/loss": raw}
+            log.scalars(epoch, epoch, values)
+        best = read_progress(path).best
+        assert (best.epoch, best.weights, best.loss) == (2, "raw", 1.0)
+
+        log.scalars(4, 4, {"val/x": 5.0, "val_raw/x": 5.0})
+        best = read_progress(path).best
+        assert (best.epoch, best.weights, best.loss) == (4, "ema", None)
+        log.scalars(5, 5, {"val/x": math.nan, "val_raw/x": 4.0})
+        assert read_progress(path).best == best
 
 
 def test_earlier_messages_come_first(tmp_path):

@@ -25,7 +25,9 @@ from mldec.errors import CheckpointError, UserError
 from mldec.evaluation.output import Results
 from mldec.files import torch_files
 from mldec.files.torch_files import read_torch
+from mldec.losses import PseudoNegatives
 from mldec.losses.asymmetric import AsymmetricLoss
+from mldec.losses.common import TrainImages
 from mldec.losses.partial import PartialAsymmetricLoss
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
@@ -92,6 +94,25 @@ def test_run_learns_and_keeps_best_weights(tmp_path):
     assert best["best"]["value"] == max(scores)
 
 
+@pytest.mark.parametrize(
+    ("words", "weights"), [([], "ema"), (["train.ema_decay=null", "loss=bce"], "raw")]
+)
+def test_warning_names_constant_classes_with_low_ap(tmp_path, monkeypatch, caplog, words, weights):
+    evaluate_all = module.evaluate_all
+
+    def scored(*arguments, **named):
+        columns = {"AP": [10.0, 50.5, math.nan, 50.0]}
+        return [replace(r, per_class=columns) for r in evaluate_all(*arguments, **named)]
+
+    monkeypatch.setattr(module, "evaluate_all", scored)
+    monkeypatch.setattr(module.ConstantScores, "classes", lambda self: [0, 1, 2, 3])
+    fit(trainer(settings("train.epochs=1", *words), tmp_path), tmp_path)
+    [line] = [text for text in caplog.messages if "constant" in text]
+    assert "red, blue, white" in line
+    assert f" {weights} " in line
+    assert ("loss.clip=0" in line) == (not words)
+
+
 def test_validation_loss_is_logged_but_no_metric(tmp_path):
     job = trainer(settings("train.epochs=1"), tmp_path)
     metrics = fit(job, tmp_path)
@@ -145,15 +166,35 @@ def test_resume_restores_draws_by_class_mid_epoch(tmp_path):
     check_resume(make, tmp_path, step=4)
 
 
+def test_resume_before_the_first_step_of_an_epoch_repeats_pseudo_labels(tmp_path):
+    labels = torch.nn.functional.one_hot(torch.arange(32) % 4, 4)
+    images = TrainImages(labels, [f"square {image}" for image in range(32)], ["a", "b", "c", "d"])
+    config = settings("train.save_every_steps=1", "train.epochs=3")
+
+    def make(folder):
+        loss = PseudoNegatives(warmup_epochs=1, train_images=images)
+        return trainer(config, folder, loss=loss, dropout=0.5)
+
+    # Step 8 is the first step of epoch 2, whose scores were computed before the kill.
+    resumed = check_resume(make, tmp_path, step=8)
+    assert (resumed.learner.loss.pseudo >= 0).any()
+
+
 @pytest.mark.usefixtures("scores")
 def test_resume_restores_patience_and_late_average(tmp_path):
     words = ["train.epochs=7", "train.patience=2", "train.ema_start_epoch=3"]
     make = partial(trainer, settings(*words, "train.save_every_steps=1"), images=16)
     resumed = check_resume(make, tmp_path, step=7)
     assert resumed.epoch == 5
+    # Epoch 4 has the metric of epoch 3: the lower loss is the best result, but no progress.
+    losses = {line["epoch"]: line for line in numbers(tmp_path / "whole") if "val/loss" in line}
+    lowest = min((losses[e][key], e) for e in (3, 4) for key in ("val/loss", "val_raw/loss"))
+    assert (resumed.best.loss, resumed.best.epoch) == lowest
     assert resumed.ended == (
-        "train.patience is 2, evaluations without progress: 2, the best one was in epoch 3"
+        "train.patience is 2, evaluations without progress: 2, the best one was in epoch "
+        f"{lowest[1]}"
     )
+    assert load(tmp_path / "parts" / "checkpoints" / "best.pt").epoch == lowest[1]
     averaged = [line["epoch"] for line in numbers(tmp_path / "whole") if "val_raw/mAP" in line]
     assert averaged == [3, 4, 5]
 
@@ -163,7 +204,7 @@ def test_resume_restores_patience_and_late_average(tmp_path):
     fit(longer, tmp_path / "parts")
     assert longer.ended == "train.epochs is 7"
     best = longer.best
-    assert (best.value, best.weights, best.epoch) == (70.0, "ema", 6)
+    assert (best.value, best.epoch) == (70.0, 6)
     assert best.evaluations_since == 1
 
 
@@ -204,31 +245,59 @@ def test_resume_restores_scaler_and_loss_state(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("before", "scores", "after"),
+    ("before", "scores", "losses", "after"),
     [
-        (Best(), {"ema": 4.0, "raw": 5.0}, Best("mAP", 5.0, "raw", 7, 0, 5.0, 4.0, False)),
-        (Best(), {"raw": 0.0}, Best("mAP", 0.0, "raw", 7, 0, 0.0)),
-        (Best(), {"ema": 5.0, "raw": 5.0}, Best("mAP", 5.0, "ema", 7, 0, 5.0, 5.0, False)),
+        (Best(), {"ema": 4.0, "raw": 5.0}, {}, Best("mAP", 5.0, "raw", 7, 0, 5.0, 4.0, False)),
+        (Best(), {"raw": 0.0}, {"raw": 2.0}, Best("mAP", 0.0, "raw", 7, 0, 0.0, loss=2.0)),
+        (Best(), {"ema": 5.0, "raw": 5.0}, {}, Best("mAP", 5.0, "ema", 7, 0, 5.0, 5.0, False)),
         (
-            Best("mAP", 5.0, "raw", 3, 0, 5.0, 5.0),
+            Best(),
             {"ema": 5.0, "raw": 5.0},
-            Best("mAP", 5.0, "raw", 3, 1, 5.0, 5.0),
+            {"ema": 2.0, "raw": 1.0},
+            Best("mAP", 5.0, "raw", 7, 0, 5.0, 5.0, False, 1.0),
+        ),
+        # Of equal values without both losses, the later one is the best, but it is no progress.
+        (
+            Best("mAP", 5.0, "raw", 3, 0, 5.0, 5.0, loss=1.0),
+            {"ema": 5.0, "raw": 5.0},
+            {},
+            Best("mAP", 5.0, "ema", 7, 1, 5.0, 5.0),
+        ),
+        (
+            Best("mAP", 5.0, "raw", 3, 0, 5.0, loss=1.0),
+            {"raw": 5.0},
+            {"raw": 1.5},
+            Best("mAP", 5.0, "raw", 3, 1, 5.0, loss=1.0),
+        ),
+        (
+            Best("mAP", 5.0, "raw", 3, 1, 5.0, loss=1.0),
+            {"raw": 5.0},
+            {"raw": 0.5},
+            Best("mAP", 5.0, "raw", 7, 2, 5.0, loss=0.5),
+        ),
+        # A higher value is better, whatever its loss.
+        (
+            Best("mAP", 5.0, "raw", 3, 1, 5.0, loss=1.0),
+            {"raw": 6.0},
+            {"raw": 9.0},
+            Best("mAP", 6.0, "raw", 7, 0, 6.0, loss=9.0),
         ),
         # The raw weights improve, but not beyond the best average: patience restarts.
         (
             Best("mAP", 5.0, "ema", 3, 2, 3.0, 5.0),
             {"ema": 4.0, "raw": 4.5},
+            {},
             Best("mAP", 5.0, "ema", 3, 0, 4.5, 5.0),
         ),
-        (Best(), {"ema": math.nan, "raw": 1.0}, Best("mAP", 1.0, "raw", 7, 0, 1.0)),
+        (Best(), {"ema": math.nan, "raw": 1.0}, {}, Best("mAP", 1.0, "raw", 7, 0, 1.0)),
     ],
 )
-def test_best_result_is_highest_then_earliest(before, scores, after):
+def test_best_result_is_highest_then_of_lowest_loss_then_latest(before, scores, losses, after):
     found = {
         weights: Results({"mAP": value, "CF1": 99.0}, {}, 3, [], None)
         for weights, value in scores.items()
     }
-    assert update_best(before, "mAP", found, 7) == after
+    assert update_best(before, "mAP", found, losses, 7) == after
 
 
 def test_stop_epoch_keeps_schedule_of_whole_run(tmp_path):

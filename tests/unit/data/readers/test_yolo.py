@@ -75,6 +75,13 @@ def test_paths_have_several_forms(build, changes):
     assert data.train.classes.names == ("dog", "cat", "7")
 
 
+@pytest.mark.parametrize("form", ["[yes, 1.10, 007]", "{0: yes, 1: 1.10, 2: 007}"])
+def test_names_are_as_written(build, form):
+    text = YOLO_YAML.replace("[dog, cat, 7]", form).replace("../test/images", "null")
+    (build.root / "own.yaml").write_text(text)
+    assert build(file="own.yaml").train.classes.names == ("yes", "1.10", "007")
+
+
 def test_images_of_list_keep_its_order(build):
     write_texts(build.root, {"train.txt": "train/images/e.jpg\ntrain/images/a.jpg\n"})
     assert names(build({"train": "train.txt"}).train) == ["e.jpg", "a.jpg"]

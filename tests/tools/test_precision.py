@@ -1,0 +1,57 @@
+"""Number format of the commands that decide, on a CPU with fast bf16."""
+
+import pytest
+import torch
+from pictures import picture
+
+import mldec
+from mldec.checkpoint import load_model
+from mldec.evaluation.run import scores
+from mldec.runtime.devices import Precision
+from mldec.tools import report
+from mldec.tools.report.content import open_checkpoint
+
+OPTIONS = {"plugin": ["patches"], "device": "cpu"}
+
+
+@pytest.fixture
+def trained_in_bf16(best, here, monkeypatch):
+    """A checkpoint that was trained in bf16, on a CPU with instructions for it."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    state = torch.load(best, weights_only=True)
+    state["config"]["train"]["precision"] = "bf16"
+    torch.save(state, "bf16.pt")
+    return "bf16.pt"
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "lower"),
+    [
+        ("evaluate", [], "train.precision=bf16"),
+        ("calibrate", ["--out=c.pt"], "--precision=bf16"),
+        ("predict", ["photo.png"], "--precision=bf16"),
+    ],
+)
+def test_commands_decide_in_fp32_unless_the_user_asks_for_less(
+    cli, trained_in_bf16, command, words, lower
+):
+    picture(64, 64).save("photo.png")
+    words = [trained_in_bf16, "--plugin=patches", *words]
+    assert f"{trained_in_bf16}: scoring in fp32 on cpu" in cli.out(command, *words)
+    assert f"{trained_in_bf16}: scoring in bf16 on cpu" in cli.out(command, *words, lower)
+
+
+def test_report_scores_in_fp32(trained_in_bf16):
+    words = [trained_in_bf16, "--plugin=patches", "--out=r.html"]
+    setup = open_checkpoint(report.parser().parse_args(words))
+    assert setup.config.train.precision is Precision.fp32
+
+
+def test_scores_of_predict_are_those_of_the_model_in_fp32(cli, trained_in_bf16):
+    loaded = load_model(trained_in_bf16, plugins=["patches"])
+    expected = scores(loaded, loaded.transform(picture(64, 64))[None])[0]
+    model = mldec.load(trained_in_bf16, **OPTIONS)
+    assert "fp32" in repr(model)
+    torch.testing.assert_close(model(picture(64, 64)).scores, expected, atol=1e-6, rtol=0)
+    lower = mldec.load(trained_in_bf16, precision="bf16", **OPTIONS)(picture(64, 64)).scores
+    assert not torch.allclose(lower, expected, atol=1e-4, rtol=0)
