@@ -198,6 +198,7 @@ def test_written_table_of_class_folders(own, here):
     ],
 )
 def test_invalid_use_of_write_raises_an_error(cli, here, args, part):
+    (here / "best.pt").touch()
     status, out, err = cli("check_data", *args)
     assert (status, out) == (1, "")
     one_line(err, part)
