@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Check a dataset or find its wrong labels; return the exit status."""
-    check_targets(args.write, json=args.json, csv=args.errors)
+    check_targets(json=args.json, csv=args.errors or args.write)
     if args.out:
         check_folder("--out", args.out)
     if args.checkpoint:

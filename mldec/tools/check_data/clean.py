@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ def united(data: DataModule) -> StoredImages:
     labels = train.labels
     if train.classes != val.classes or labels.default != val.labels.default:
         fault = "train and val have different classes, or different labels of unlisted classes"
-        raise ConfigError(f"--write: {fault}; omit it, or data.missing and data.unobserved")
+        raise ConfigError(f"--write: {fault}; omit it, or omit data.missing and data.unobserved")
 
     folders = [images.storage.folder for images in parts]  # type: ignore[attr-defined]
     common = Path(os.path.commonpath(folders))
@@ -52,7 +53,8 @@ def united(data: DataModule) -> StoredImages:
         labels.default,
     )
     storage = ImageFiles(common, np.concatenate(files))
-    return StoredImages(storage, joined, train.classes, groups=np.concatenate(groups))
+    stored = StoredImages(storage, joined, train.classes, groups=np.concatenate(groups))
+    return replace(stored, is_divided=train.is_divided)
 
 
 def write_table(
@@ -81,9 +83,8 @@ def write_table(
     files = images.storage.keys
     groups = similar_groups(hashes[kept], files, group_pairs(images.groups))
     table = Table(files, images.labels, images.classes, groups)
-    is_divided = data.train.dataset.is_divided or data.sampling.fold is not None  # type: ignore[attr-defined]
     splits = np.where(kept < num_train, "train", "val")
-    if is_divided:
+    if images.is_divided or data.sampling.fold is not None:
         splits = np.full(len(kept), "")
     write_texts(target, [to_csv(table, splits)])
 

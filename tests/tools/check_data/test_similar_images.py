@@ -195,10 +195,11 @@ def test_written_table_of_class_folders(own, here):
         (["data=csv", "--write", "a.csv", "--decode", "3"], "--decode"),
         (["--checkpoint", "best.pt", "--write", "a.csv"], "--write"),
         (["data=csv", "--write", "nowhere/a.csv"], "nowhere"),
+        (["data=csv", "--write", "best.pt"], "best.pt"),
     ],
 )
 def test_invalid_use_of_write_raises_an_error(cli, here, args, part):
-    (here / "best.pt").touch()
+    (here / "best.pt").write_text("existing")
     status, out, err = cli("check_data", *args)
     assert (status, out) == (1, "")
     one_line(err, part)
