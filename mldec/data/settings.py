@@ -218,7 +218,7 @@ def assemble(
         source.evaluator(classes)
         images = _without_absent(source, val, images, files.absent)
         _log_groups(source.val, images)
-        return Split(replace(images, transform=eval_transform), classes)
+        return Split(replace(images, transform=eval_transform), classes, images.groups)
 
     @documented(docs)
     def load_train() -> Split:
@@ -242,7 +242,7 @@ def assemble(
             images, classes = zero_shot.training(images)
         images = _without_absent(source, source.train, images, files.absent)
         _log_groups(source.train, images)
-        return Split(replace(images, transform=TrainTransform(view)), classes)
+        return Split(replace(images, transform=TrainTransform(view)), classes, images.groups)
 
     return DataModule(
         load_train,

@@ -133,11 +133,9 @@ class Split:
 
     dataset: ImageDataset
     classes: Classes
-
-    @property
-    def groups(self) -> np.ndarray | None:
-        """Name of the group of each image, bytes [N], or None without groups; see `Table`."""
-        return getattr(self.dataset, "groups", None)
+    # Group of each image, [N], such as a series of photos. Heads that are fitted in closed form
+    # leave out a group at once. None: unknown.
+    groups: np.ndarray | None = None
 
     def viewed(self, transform: EvalTransform) -> "Split":
         """Return the split with another transform. Generated images have no transform."""

@@ -120,7 +120,9 @@ def with_tokens(
             to_do = Split(missing, split.classes)
             absent_files = [files[index] for index in absent]
             _compute(data, to_do, backbone, config, absent_files, title, device=device, stop=stop)
-        tokens = StoredTokens(**vars(images), files=files)
+        tokens = StoredTokens(
+            images.storage, images.labels, images.classes, images.transform, files=files
+        )
         return replace(split, dataset=tokens)
 
     return replace(
