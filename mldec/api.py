@@ -180,7 +180,7 @@ def _parse_table(config: Config, data: Any, folder: Path) -> tuple[Config, Annot
 
     # The record has lists of names, so that no rule is necessary to read it. The hash in its name
     # keeps the table of an earlier run in the folder.
-    text = to_csv(annotations)
+    text = to_csv(annotations.table, annotations.splits)
     digest = hashlib.sha256(text.encode()).hexdigest()
     path = folder / f"data-{digest[:12]}.csv"
     with replacing(path) as file:

@@ -11,7 +11,7 @@ import mldec
 from mldec.errors import ConfigError, one_line, print_error, suggest
 from mldec.files.run_folder import check_source
 from mldec.runtime.console import to_console
-from mldec.runtime.devices import MAX_IMAGE_SIZE, Engine, Precision
+from mldec.runtime.devices import MAX_IMAGE_SIZE, EngineName, Precision
 
 VERSION = f"mldec {mldec.__version__} (Python {platform.python_version()})"
 
@@ -146,8 +146,8 @@ def add_engine_option(arguments: argparse._ActionsContainer) -> None:
     """Add --engine to a command that scores images."""
     arguments.add_argument(
         "--engine",
-        choices=[engine.value for engine in Engine],
-        default=Engine.auto.value,
+        choices=[engine.value for engine in EngineName],
+        default=EngineName.auto.value,
         help="program that computes the backbone on a CPU; auto: openvino if it is installed, and "
         "for head=ridge the engine of the training",
     )

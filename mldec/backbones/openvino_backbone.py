@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mldec.errors import ConfigError, brief
 from mldec.files.cache import cache_folder
-from mldec.runtime.devices import Engine
+from mldec.runtime.devices import EngineName
 
 log = logging.getLogger("mldec")
 
@@ -34,25 +34,25 @@ def is_installed() -> bool:
     return importlib.util.find_spec("openvino") is not None
 
 
-def uses_openvino(engine: Engine, device: torch.device) -> bool:
+def uses_openvino(engine: EngineName, device: torch.device) -> bool:
     """Return whether OpenVINO computes a backbone on a device. It is only used on a CPU.
 
     Raises:
         ConfigError: If OpenVINO is required and not installed.
     """
-    if engine is Engine.openvino and not is_installed():
+    if engine is EngineName.openvino and not is_installed():
         raise ConfigError("engine=openvino: it is not installed; run pip install -e '.[cpu]'")
-    return engine is not Engine.torch and device.type == "cpu" and is_installed()
+    return engine is not EngineName.torch and device.type == "cpu" and is_installed()
 
 
-def recorded(engine: Engine) -> Engine:
+def recorded(engine: EngineName) -> EngineName:
     """Return the engine in a checkpoint, or torch if it is not installed on this machine."""
-    if engine is Engine.openvino and not is_installed():
+    if engine is EngineName.openvino and not is_installed():
         log.warning(
             "the head was fitted to features of OpenVINO, which is not installed: torch computes "
             "them with other rounding errors; run pip install -e '.[cpu]'"
         )
-        return Engine.torch
+        return EngineName.torch
     return engine
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from omegaconf import MISSING
 
 from mldec.errors import ConfigError
-from mldec.runtime.devices import Engine, Precision, check_device, loader_processes
+from mldec.runtime.devices import EngineName, Precision, check_device, loader_processes
 
 
 def matches(value: Any, hint: Any) -> bool:
@@ -196,7 +196,7 @@ class Train:
     precision: Precision = Precision.auto
     # Program that computes the features of a head that is fitted in closed form, on a CPU. auto is
     # openvino if it is installed. config.yaml records the program in use.
-    engine: Engine = Engine.auto
+    engine: EngineName = EngineName.auto
     # Use TF32 in float32 matrix products and convolutions on CUDA.
     tf32: bool = False
     # Full names of parameters, or prefixes up to a dot. They are neither trained nor decayed.

@@ -64,6 +64,9 @@ class Rules:
     path_column: str | None = None  # None takes path or another common name
     labels_column: str | None = None  # None takes labels or another common name
 
+    # Images with the same text, such as the frames of a video, stay in one split. None takes group.
+    group_column: str | None = None
+
     # None takes split, or another column with the names of splits. With a column of numbers, such
     # as fold, set `val` to one of them; the training split is `train`, or all other rows.
     split_column: str | None = None
@@ -144,6 +147,7 @@ class Roles:
 
     path: Column
     split: Column | None
+    group: Column | None  # images that stay in one split
     labels: Column | None  # a list of names per image
     negatives: Column | None  # the names of absent classes
     classes: list[Column]  # one column per class, instead of `labels`
@@ -181,6 +185,7 @@ def recognize(sheet: Sheet, rules: Rules, classes: Collection[str] | None) -> Ro
     labels = take(LABELS, "labels_column")
     negatives = take(["negatives"])
     split = take(["split"], "split_column") or _find_split(left)
+    group = take(["group"], "group_column")
     left = [column for column in left if column is not split]
     others = [column.name for column in left if simple_name(column.name) in _SPLIT_COLUMNS]
     if split is None and others:
@@ -211,14 +216,15 @@ def recognize(sheet: Sheet, rules: Rules, classes: Collection[str] | None) -> Ro
 
     if labels is not None:
         class_columns = []
-    used = [path, labels, negatives, split, *class_columns]
+    used = [path, labels, negatives, split, group, *class_columns]
     unused = [c.name or "(no name)" for c in left if not any(c is column for column in used)]
     kind = f"labels in {labels.name}" if labels is not None else f"classes {names_of_classes}"
     text = f"csv: {sheet.source} has image paths in {path.name}, {kind}"
     text += f", splits in {split.name}" if split is not None else ""
+    text += f", groups in {group.name}" if group is not None else ""
     log.info(text + (f"; not used: {format_list(unused)}" if unused else ""))
     check_names([column.name for column in class_columns], sheet.source)
-    return Roles(path, split, labels, negatives, class_columns)
+    return Roles(path, split, group, labels, negatives, class_columns)
 
 
 def _unknown_columns(

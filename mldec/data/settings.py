@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mldec.data.labels import listed_positives, random_positives
 from mldec.data.sampling import SHUFFLED, Sampling
-from mldec.data.splits import fold_numbers, parse_fold
+from mldec.data.splits import Grouping, fold_numbers, parse_fold
 from mldec.data.tasks import MakeEvaluator, ZeroShot
 from mldec.data.transforms import TrainTransform, View
 from mldec.data.types import Classes, DataModule, ImageFiles, Split, StoredImages
@@ -29,7 +29,7 @@ WORDS_DOCS = "DATASETS.md, section Word vectors"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileSettings:
+class FileSettings(Grouping):
     """File settings of a `data` node, shared by all readers of image files."""
 
     # Handling of unreadable images. "skip" omits, logs and counts them.
@@ -199,10 +199,13 @@ def assemble(
     # A fold is taken from the training images, with the label rules of validation.
     val = source.val if sampling.fold is None else source.train
 
+    def with_groups(images: StoredImages) -> StoredImages:
+        return replace(images, groups=files.find_groups(images.storage.keys, images.groups))
+
     @cache
     @documented(docs)
     def load_val() -> Split:
-        images = source.load(val, files.cache_dir)
+        images = with_groups(source.load(val, files.cache_dir))
         if sampling.fold is not None:
             images = _select_listed(images, sampling.train_list)
             images = _select_fold(source, images, sampling.fold, held_out=True)
@@ -214,12 +217,13 @@ def assemble(
         # Validate the evaluator settings at the start, not after an epoch.
         source.evaluator(classes)
         images = _without_absent(source, val, images, files.absent)
-        return Split(replace(images, transform=eval_transform), classes)
+        _log_groups(source.val, images)
+        return Split(replace(images, transform=eval_transform), classes, images.groups)
 
     @documented(docs)
     def load_train() -> Split:
         load = source.load_train or source.load
-        images = load(source.train, files.cache_dir)
+        images = with_groups(load(source.train, files.cache_dir))
         images = _select_listed(images, sampling.train_list)
         images = observed.of_images(images, source.train)
         if sampling.fold is not None:
@@ -237,7 +241,8 @@ def assemble(
         if zero_shot is not None:
             images, classes = zero_shot.training(images)
         images = _without_absent(source, source.train, images, files.absent)
-        return Split(replace(images, transform=TrainTransform(view)), classes)
+        _log_groups(source.train, images)
+        return Split(replace(images, transform=TrainTransform(view)), classes, images.groups)
 
     return DataModule(
         load_train,
@@ -270,13 +275,21 @@ def _select_fold(
     source: Source, images: StoredImages, fold: str, *, held_out: bool
 ) -> StoredImages:
     number, count = parse_fold(fold)
-    is_held_out = fold_numbers(images.storage.keys, count) == number
+    keys = images.storage.keys if images.groups is None else images.groups
+    is_held_out = fold_numbers(keys, count) == number
     part = images.select(is_held_out == held_out)
     if not len(part):
         split = "validation" if held_out else "training"
         fault = f"data.fold={fold} leaves no {split} image of {len(images):,}"
         raise DataError(f"{source.where}: {fault}; choose fewer folds")
     return part
+
+
+def _log_groups(split: str, images: StoredImages) -> None:
+    if images.groups is not None:
+        _, sizes = np.unique(images.groups, return_counts=True)
+        counts = f"{len(images):,} images are in {len(sizes):,} groups"
+        log.info(f"{split}: {counts}; the largest has {sizes.max():,}")
 
 
 def _without_absent(source: Source, split: str, images: StoredImages, absent: str) -> StoredImages:

@@ -2,9 +2,10 @@
 
 import logging
 import math
+import os
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -13,7 +14,7 @@ import numpy as np
 
 from mldec.data.labels import Labels, from_statements
 from mldec.data.table import Table
-from mldec.errors import DataError
+from mldec.errors import ConfigError, DataError
 from mldec.names import format_list
 
 log = logging.getLogger("mldec")
@@ -50,11 +51,76 @@ def path_hash(file: bytes, seed: int) -> int:
 HELD_OUT_FRACTION = 0.1  # default of `HoldOut.val_fraction` for heads that are trained by gradients
 
 
+def connect(names: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    """Return the groups of N images that pairs connect directly or indirectly, int64 [2, P].
+
+    The name of a group is the first of the `names` [N] of its images, in alphabetical order.
+    """
+    # Import it here, because most data has no groups.
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    count = len(names)
+    links = coo_array((np.ones(pairs.shape[1], bool), tuple(pairs)), shape=(count, count))
+    _, component = connected_components(links, directed=False)
+    order = np.argsort(names, kind="stable")
+    _, first = np.unique(component[order], return_index=True)
+    return names[order][first][component]
+
+
+def group_pairs(groups: np.ndarray) -> np.ndarray:
+    """Return pairs of images that connect the images of each group, int64 [2, N]."""
+    _, first, inverse = np.unique(groups, return_index=True, return_inverse=True)
+    return np.stack([np.arange(len(groups)), first[inverse]])
+
+
 @dataclass(frozen=True, kw_only=True)
-class HoldOut:
+class Grouping:
+    """Settings of all `data` nodes about images that are never divided between splits and folds."""
+
+    # Regular expression with one group, which is searched in the path of each image inside its
+    # folder, such as "(.*)_[0-9]+[.]jpg". Images with the same text belong together, such as the
+    # frames of a video. Images that do not match are single.
+    group_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            if re.compile(self.group_pattern or "()").groups != 1:
+                raise re.error("it needs one group in parentheses")
+        except re.error as error:
+            fault = f"group_pattern is {self.group_pattern!r}: {error}"
+            raise ValueError(f"{fault}; correct it, and write other groups as (?:...)") from error
+
+    def find_groups(self, files: np.ndarray, groups: np.ndarray | None) -> np.ndarray | None:
+        """Return the groups of some images by the pattern, joined with known groups.
+
+        `files` are their paths, bytes [N]. For the groups see `Table`.
+        """
+        if self.group_pattern is None:
+            return groups
+        if files.dtype.kind != "S":
+            raise ConfigError("data.group_pattern: the images have no paths; remove it")
+        names = []
+        for file in files.tolist():
+            found = re.search(self.group_pattern, os.fsdecode(file))
+            # A group of the pattern may be optional.
+            text = found[1] if found else None
+            names.append(file if text is None else os.fsencode(text))
+        if names == files.tolist():
+            fault = f"{self.group_pattern!r} matches none of {len(files):,} paths, such as "
+            raise DataError(f"data.group_pattern: {fault}{os.fsdecode(files[0])!r}; correct it")
+        by_pattern = np.array(names, np.bytes_)
+        if groups is None:
+            return by_pattern
+        pairs = [group_pairs(groups), group_pairs(by_pattern)]
+        return connect(groups, np.concatenate(pairs, axis=1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldOut(Grouping):
     """Settings of a `data` node without a validation split: some images are held out.
 
-    The result does not depend on the order of the images.
+    The result does not depend on the order of the images. Groups of images are not divided.
     """
 
     # Fraction of held-out images, in [0, 1). With 0, all images are used for training, and the same
@@ -69,6 +135,7 @@ class HoldOut:
     seed: int = 0  # seed of the split
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.val_fraction is not None and not 0 <= self.val_fraction < 1:
             raise ValueError(f"val_fraction is {self.val_fraction}; it must be in [0, 1)")
 
@@ -78,30 +145,31 @@ class HoldOut:
         return HELD_OUT_FRACTION if self.val_fraction is None else self.val_fraction
 
     def select(self, table: Table, *, val: bool) -> Table:
-        """Return the held-out validation images (`val`) or the training images."""
-        if self.fraction == 0:
-            return table
-        return table.select(self._is_held_out(table.files, table.labels) == val)
+        """Return the held-out validation images (`val`) or the training images.
 
-    def select_groups(self, table: Table, groups: np.ndarray, *, val: bool) -> Table:
-        """Return the images of one split, in whole groups. `groups` are int [N].
-
-        Each group is assigned as one image, with the path of its first image and the classes of
-        all.
+        Each group is assigned as one image with its name as the path and the classes of all.
         """
         if self.fraction == 0:
             return table
-        _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+        groups = self.find_groups(table.files, table.groups)
+        table = replace(table, is_divided=True)
+        if groups is None:
+            return table.select(self._is_held_out(table.files, table.labels) == val)
+
+        names, group = np.unique(groups, return_inverse=True)
         positive = table.labels.values == 1
         labels, _ = from_statements(
             group[table.labels.images()[positive]],
             table.labels.classes[positive],
             table.labels.values[positive],
-            num_images=len(first),
+            num_images=len(names),
             num_classes=len(table.classes),
             default=0,
         )
-        is_held_out = self._is_held_out(table.files[first], labels)[group]
+        is_held_out = self._is_held_out(names, labels)[group]
+        if is_held_out.all() or not is_held_out.any():
+            fault = f"{len(table):,} images are in {len(names):,} groups, too few to be divided"
+            raise DataError(f"data.val_fraction: {fault}; use smaller groups, or change it")
         return table.select(is_held_out == val)
 
     def _is_held_out(self, files: np.ndarray, labels: Labels) -> np.ndarray:
@@ -208,7 +276,7 @@ def fold_numbers(keys: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
     """Return the fold of each image, int64 [M], from 1 to `count`, by a hash of its key.
 
     An image keeps its fold if other images are added or removed. Folds of different seeds are
-    independent. `keys` are M keys of `Storage.keys`.
+    independent. `keys` are M keys of `Storage.keys`, or groups, which are not divided.
     """
     is_text = keys.dtype.kind == "S"
     texts = keys.tolist() if is_text else [key.tobytes() for key in keys]

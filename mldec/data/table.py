@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +24,20 @@ class Table:
     labels: Labels
     classes: tuple[str, ...]
 
+    # Name of the group of each image, bytes [N], or None without groups. A group, such as the
+    # frames of a video, is never divided. An image without a group has its path as the name.
+    groups: np.ndarray | None = None
+
+    is_divided: bool = False  # whether `HoldOut` divided the images into splits
+
     def __len__(self) -> int:
         return len(self.files)
 
     def select(self, images: np.ndarray) -> "Table":
         """Return a subset of the images, given as a bool mask [N] or ordered indices."""
-        return Table(self.files[images], self.labels.select(images), self.classes)
+        groups = None if self.groups is None else self.groups[images]
+        labels = self.labels.select(images)
+        return replace(self, files=self.files[images], labels=labels, groups=groups)
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,9 @@ class StoredImages:
     # Maps an RGB image to uint8 [3, S, S]. It is None until `assemble` sets it for a split.
     transform: Transform | None = None
 
+    groups: np.ndarray | None = None  # see `Table`
+    is_divided: bool = False  # see `Table`
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -115,7 +118,9 @@ class StoredImages:
 
     def select(self, images: np.ndarray) -> "StoredImages":
         """Return a subset of the images, given as a bool mask [N] or ordered indices."""
-        return replace(self, storage=self.storage.select(images), labels=self.labels.select(images))
+        storage = self.storage.select(images)
+        groups = None if self.groups is None else self.groups[images]
+        return replace(self, storage=storage, labels=self.labels.select(images), groups=groups)
 
     def select_classes(self, columns: Sequence[int]) -> "StoredImages":
         """Return the images with a subset of the classes, given as ordered indices."""
@@ -259,7 +264,8 @@ class ImageFiles(Storage):
 
 def in_folder(table: Table, folder: Path) -> StoredImages:
     """Return the images of a table with paths relative to a folder."""
-    return StoredImages(ImageFiles(folder, table.files), table.labels, table.classes)
+    files = ImageFiles(folder, table.files)
+    return StoredImages(files, table.labels, table.classes, None, table.groups, table.is_divided)
 
 
 def check_folder(root: str, what: str) -> Path:

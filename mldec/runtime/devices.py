@@ -121,7 +121,7 @@ class Precision(Enum):
         )
 
 
-class Engine(Enum):
+class EngineName(Enum):
     """Program that computes a backbone on a CPU; see `openvino_backbone.uses_openvino`."""
 
     auto = "auto"  # openvino if it is installed

@@ -30,7 +30,7 @@ from mldec.files.run_folder import RunFacts, command_line
 from mldec.losses import BinaryCrossEntropy
 from mldec.model import count_parameters, work_per_image
 from mldec.runtime import distributed
-from mldec.runtime.devices import Engine, Precision, has_fast_bf16
+from mldec.runtime.devices import EngineName, Precision, has_fast_bf16
 from mldec.runtime.environment import installed
 from mldec.runtime.signals import StopRequest
 from mldec.training.trainer import Trainer, warn
@@ -160,7 +160,9 @@ def prepare_trainer(
     if config.train.focus_few_images and not is_fitted:
         focus_few_images(loss, len(data.train.dataset), len(data.train.classes))
     if is_fitted:
-        engine = Engine.openvino if uses_openvino(config.train.engine, device) else Engine.torch
+        engine = (
+            EngineName.openvino if uses_openvino(config.train.engine, device) else EngineName.torch
+        )
         config = replace(config, train=replace(config.train, engine=engine))
     check_together(config, data, loss)
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))

@@ -121,8 +121,9 @@ def load(name: str, folder: str, *, all_tokens: bool) -> Photos:
     """Return the photos of a set with all of their tokens, or only with the mean, T = 1."""
     config = compose(COMMON + [f"data.root={folder}", f"data.val={TEST_SPLITS[name]}"])
     parts = build.check(config)
-    network = build.backbone(parts)
-    data = with_tokens(build.data(parts), network, config, device=CPU, stop=StopRequest())
+    photos = build.data(parts)
+    model = build.model(parts, photos.train.classes)
+    data = with_tokens(photos, model, config, device=CPU, stop=StopRequest())
     train = data.train
     return Photos(train, tensors(train, all_tokens), tensors(data.val, all_tokens))
 

@@ -57,7 +57,7 @@ SEEDS = range(5)
 PIXELS = 224
 SIZES = (160, 224, 320, 448)  # pixels that --pixels compares
 
-COMMON = ["+experiment=finetune_frozen", "name=study", "device=cpu", "train.workers=0"]
+COMMON = ["+experiment=finetune_frozen", "head=csra", "name=study", "device=cpu", "train.workers=0"]
 COMMON += ["train.precision=fp32", "train.focus_few_images=false"]
 # A third of the paper's width, which costs six times as much here.
 NARROW = ["head=ml_decoder", "head.embed_dim=256", "head.mlp_dim=512"]
@@ -130,8 +130,9 @@ def load(folder: str, pixels: int) -> Photos:
     """Return the photos of a folder. Tokens are computed unless they are cached."""
     config = compose(COMMON + [f"data.root={folder}", f"data.image_size={pixels}"])
     parts = build.check(config)
-    network = build.backbone(parts)
-    data = with_tokens(build.data(parts), network, config, device=CPU, stop=StopRequest())
+    photos = build.data(parts)
+    model = build.model(parts, photos.train.classes)
+    data = with_tokens(photos, model, config, device=CPU, stop=StopRequest())
 
     def tensors(split: Any) -> tuple[Tensor, Tensor]:
         pairs = [split.dataset.load(index, None) for index in range(len(split.dataset))]

@@ -11,6 +11,7 @@ from mldec.backbones import TimmBackbone
 from mldec.backbones.openvino_backbone import OpenVinoBackbone, convert, is_installed
 from mldec.checkpoint import load_model
 from mldec.errors import ConfigError
+from mldec.runtime.devices import EngineName
 from mldec.tools.predict.engine import TorchEngine
 
 # `importorskip` would import its telemetry.
@@ -64,12 +65,12 @@ def test_conversion_is_stored_by_weights(cache):
     torch.testing.assert_close(converted(images(2)), backbone(images(2)), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("engine", ["auto", "openvino"])
+@pytest.mark.parametrize("engine", [EngineName.auto, EngineName.openvino])
 def test_predictions_with_openvino_equal_those_with_torch(digits_run, engine):
     loaded = load_model(digits_run, plugins=["patches"])
     size = loaded.transform.image_size
     batch = images(3, size)
-    expected = TorchEngine(loaded, engine="torch").answer(batch, features=True)
+    expected = TorchEngine(loaded, engine=EngineName.torch).answer(batch, features=True)
     found = TorchEngine(loaded, engine=engine)
     assert isinstance(found._network.backbone, OpenVinoBackbone)
     answers = found.answer(batch, features=True)
@@ -82,7 +83,7 @@ def test_missing_package_is_named_only_if_it_is_required(digits_run, monkeypatch
     loaded = load_model(digits_run, plugins=["patches"])
     assert TorchEngine(loaded).program == "torch"
     with pytest.raises(ConfigError, match=r"^engine=openvino.*\[cpu\]"):
-        TorchEngine(loaded, engine="openvino")
+        TorchEngine(loaded, engine=EngineName.openvino)
 
 
 def test_backbone_that_is_not_converted_correctly_stays_in_torch(caplog):

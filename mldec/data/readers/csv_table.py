@@ -271,7 +271,14 @@ def parse(
         fault = f"{counts[image]} labels instead of one (data.exclusive)"
         raise DataError(f"{sheet.where(first[image])}: {fault}; correct it")
 
-    table = Table(encode_paths(paths), labels, names)
+    files = encode_paths(paths)
+    groups = None
+    if roles.group is not None:
+        cells = encode_paths([str(cell) for cell in roles.group.cells])
+        groups = cells[roles.group.codes[first]]
+        # A row without a group is a single image.
+        groups = np.where(groups == b"", files, groups)
+    table = Table(files, labels, names, groups)
     return Annotations(table, splits[first], folder, by_column=roles.labels is None)
 
 
@@ -349,11 +356,17 @@ def _merged(
     return joined
 
 
-def to_csv(annotations: Annotations) -> str:
-    """Return a table that is read to the same images, with the classes in `data.classes`."""
-    table = annotations.table
-    is_partial = table.labels.default == -1
-    header = ["path", "labels", *(["negatives"] if is_partial else []), "split"]
+def to_csv(table: Table, splits: np.ndarray) -> str:
+    """Return a table that is read to the same images, with the classes in `data.classes`.
+
+    `splits` are the names of the splits, text [N], or "" without one.
+    """
+    is_partial = -1 in (table.labels.default, *table.labels.values)
+    has_splits = bool((splits != "").any())
+    header = ["path", "labels"]
+    header += ["negatives"] if is_partial else []
+    header += ["split"] if has_splits else []
+    header += [] if table.groups is None else ["group"]
     rows = [header]
     for image, file in enumerate(table.files.tolist()):
         entries = slice(table.labels.starts[image], table.labels.starts[image + 1])
@@ -362,5 +375,8 @@ def to_csv(annotations: Annotations) -> str:
         for column, value in pairs:
             names[int(value)].append(table.classes[column])
         cells = [json.dumps(names[value], ensure_ascii=False) for value in (1, 0)]
-        rows.append([os.fsdecode(file), *cells[: 1 + is_partial], annotations.splits[image]])
+        row = [os.fsdecode(file)] + cells[: 1 + is_partial]
+        row += [splits[image]] if has_splits else []
+        row += [] if table.groups is None else [os.fsdecode(table.groups[image])]
+        rows.append(row)
     return "".join(csv_lines(rows))

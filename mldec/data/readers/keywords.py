@@ -19,7 +19,7 @@ from mldec.data.keywords import ALBUMS, paths_of, read_keywords, sidecars
 from mldec.data.labels import from_entries
 from mldec.data.photos import SkippedFiles, files_below
 from mldec.data.settings import Source
-from mldec.data.similar import check_installed, similar_groups
+from mldec.data.similar import burst_pairs, perceptual_hashes, similar_groups
 from mldec.data.splits import HELD_OUT, HoldOut, log_split
 from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import multi_label
@@ -81,8 +81,6 @@ def keywords(
     if min_photos < 1:
         raise ValueError(f"min_photos is {min_photos}; it must be at least 1")
     evaluator = multi_label(threshold, top_k=top_k, skip_empty=skip_empty)
-    if similar == "together":
-        check_installed("data.similar")
     folder = check_folder(root, "the photos")
     excluded = given_names(exclude, folder) or ()
     class_list = None
@@ -90,12 +88,12 @@ def keywords(
         class_list = folder / Path(synonyms).expanduser()
 
     @cache
-    def load_all(cache_dir: str | None) -> tuple[Table, np.ndarray]:
+    def load_all(cache_dir: str | None) -> Table:
         # Rank 0 reads the library, and sends the result to the other ranks.
         return distributed.on_main(lambda: read_all(cache_dir))
 
-    def read_all(cache_dir: str | None) -> tuple[Table, np.ndarray]:
-        """Return all photos with their labels, and the group of each photo."""
+    def read_all(cache_dir: str | None) -> Table:
+        """Return all photos with their labels and groups."""
         photos = read_library(folder, cache_dir)
         tagged = choose_keywords(photos, excluded, people=people)
         if not untagged:
@@ -105,21 +103,21 @@ def keywords(
         names = Names(levels, read_class_list(class_list) if class_list else ())
         table = names.table(tagged, min_photos, folder)
         if similar == "ignore":
-            return table, np.arange(len(table))
+            return table
 
         taken = [photos[file]["taken"] for file in tagged]
-        group = similar_groups(in_folder(table, folder), taken, burst_seconds, cache_dir)
-        sizes = np.bincount(group)
+        hashes = perceptual_hashes(in_folder(table, folder), cache_dir)
+        groups = similar_groups(hashes, table.files, burst_pairs(taken, burst_seconds))
+        _, sizes = np.unique(groups, return_counts=True)
         log.info(
             f"keywords: {sizes[sizes > 1].sum():,} photos are in {(sizes > 1).sum():,} groups of "
             f"near-duplicates and bursts (data.burst_seconds), each in one split; the largest has "
             f"{sizes.max():,}"
         )
-        return table, group
+        return replace(table, groups=groups)
 
     def load(part: str, cache_dir: str | None) -> StoredImages:
-        table, group = load_all(cache_dir)
-        table = division.select_groups(table, group, val=part == "val")
+        table = division.select(load_all(cache_dir), val=part == "val")
         log_split("keywords", part, table)
         return in_folder(table, folder)
 

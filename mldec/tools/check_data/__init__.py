@@ -16,7 +16,8 @@ from mldec.cli import add_weights_options, command, require, run_command, whole
 from mldec.errors import ConfigError, DataError, printable, say
 from mldec.files.atomic import check_folder, check_targets, write_json
 from mldec.tools.check_data import label_errors
-from mldec.tools.check_data.examine import check, near_duplicates
+from mldec.tools.check_data.clean import united, write_table
+from mldec.tools.check_data.examine import SIMILAR, check, near_duplicates
 
 log = logging.getLogger("mldec")
 
@@ -46,7 +47,13 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--similar",
         action="store_true",
-        help="also find near-duplicates in both splits, such as resized copies (needs imagehash)",
+        help=f"compare all images to find near-duplicates, instead of {SIMILAR:,}",
+    )
+    add(
+        "--write",
+        metavar="FILE",
+        help="write a CSV table for data=csv without unreadable images and copies; near-duplicates "
+        "are groups",
     )
     add(
         "--out",
@@ -73,12 +80,13 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Check a dataset or find its wrong labels; return the exit status."""
-    check_targets(json=args.json, csv=args.errors)
+    check_targets(json=args.json, csv=args.errors or args.write)
     if args.out:
         check_folder("--out", args.out)
     if args.checkpoint:
-        if args.strict:
-            raise ConfigError("--strict: not supported with --checkpoint; omit it")
+        for option in ("strict", "write"):
+            if getattr(args, option):
+                raise ConfigError(f"--{option}: not supported with --checkpoint; omit it")
         label_errors.run(args)
         return 0
 
@@ -86,8 +94,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--errors: a model is needed to rank labels; pass --checkpoint FILE")
     if args.out:
         require("--out", "plot", "matplotlib")
-    if args.similar:
-        require("--similar", "photos", "imagehash")
+    if args.write and args.decode is not None:
+        raise ConfigError("--write: all images must be read; omit --decode")
 
     # The readers log warnings.
     collector = BufferingHandler(capacity=sys.maxsize)
@@ -95,9 +103,19 @@ def run(args: argparse.Namespace) -> int:
     log.addHandler(collector)
     try:
         config, data, option = build.data_from_settings(args.settings)
-        report = check(data, option, config, decode=args.decode, folder=args.out)
-        if args.similar:
-            near_duplicates(data, config, report)
+        if args.write:
+            united(data)  # raise its errors before all images are read
+        report, images = check(data, option, config, decode=args.decode, folder=args.out)
+        cache_dir = config.data.get("cache_dir")
+        compared: int | None = SIMILAR
+        if args.decode is not None:
+            compared = min(SIMILAR, 2 * args.decode)
+        if args.similar or args.write:
+            compared = None
+        hashes = near_duplicates(data, cache_dir, report, compared)
+        if args.write:
+            assert hashes is not None
+            write_table(args.write, data, images, hashes)
     finally:
         log.removeHandler(collector)
 
@@ -110,9 +128,10 @@ def run(args: argparse.Namespace) -> int:
         say("warnings:")
         for message in warnings:
             say(f"  {printable(message)}")
-    if report["faults"]:
+    if report["faults"] and not args.write:
         raise DataError(f"data={option}: {'; '.join(report['faults'])}; see the lines above")
-    say(f"{len(warnings)} warnings, no errors")
+    errors = f"{args.write} without the errors above" if report["faults"] else "no errors"
+    say(f"{len(warnings)} warnings, {errors}")
     return 3 if warnings and args.strict else 0
 
 

@@ -1,10 +1,13 @@
 """Count the images and labels of a dataset, and find errors in it."""
 
 import hashlib
+import io
 import logging
 import textwrap
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
@@ -13,16 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch.nn.functional import normalize
 
 from mldec import build
 from mldec.config.schema import Config, Mix
-from mldec.data.images import read_image
+from mldec.data.images import FORMATS, read_image
 from mldec.data.labels import Labels
 from mldec.data.loader import Batch, labels_of, stack
 from mldec.data.mixing import Mixing
 from mldec.data.readers.shards import TarShards
 from mldec.data.similar import perceptual_hashes, similar_pairs
+from mldec.data.splits import connect
 from mldec.data.types import (
     Classes,
     DataModule,
@@ -32,7 +37,7 @@ from mldec.data.types import (
     fixed_sample,
     same_images,
 )
-from mldec.errors import ConfigError, DataError, say, visible
+from mldec.errors import DataError, say, visible
 from mldec.names import format_list
 from mldec.runtime.console import progress_bar
 from mldec.tools.pages import NAME_LENGTH, SMALL, new_figure, save, set_title, shorten
@@ -46,7 +51,18 @@ BLOCK = 256  # images per update of the progress bar
 MAX_PRINTED = 10  # cases of an error that are printed
 SAMPLES = 12  # images in a sample sheet
 SAMPLES_PER_ROW = 6
+SIMILAR = 4_000  # images of both splits that are compared to find near-duplicates
+RUN = 50  # images with neighboring paths in this sample
+SERIES = 3  # least number of near-duplicates that are a series
 MAX_NAMED_BARS = 120  # bars with legible names and counts
+
+
+# Properties of image files that are lost in the input of the model.
+PROPERTIES = {
+    "transparent": "have transparent pixels, whose hidden colors the model sees",
+    "deep": "have more than 8 bits per channel",
+    "pages": "have several pages or frames, and the first is read",
+}
 
 
 @dataclass
@@ -55,15 +71,17 @@ class ImageCheck:
 
     indices: np.ndarray  # indices of the images, [n]
     hashes: np.ndarray  # hashes of the files, uint64 [n]
-    errors: list[str]  # one message per undecodable image
+    errors: dict[int, str]  # message of each undecodable image, by its index
+    properties: dict[str, list[str]]  # images with each property of `PROPERTIES`
 
 
 def check(
     data: DataModule, option: str, config: Config, *, decode: int | None, folder: str | None
-) -> dict[str, Any]:
-    """Check both splits of a dataset, print a summary, and return the content of `--json`.
+) -> tuple[dict[str, Any], dict[str, ImageCheck]]:
+    """Check both splits of a dataset, and print a summary.
 
-    `decode` is the number of images per split to read, or None for all images.
+    `decode` is the number of images per split to read, or None for all images. Returns the content
+    of `--json`, and the images of each split with valid labels.
     """
     report: dict[str, Any] = {"data": option, "faults": []}
     labels: dict[str, Labels] = {}
@@ -92,14 +110,18 @@ def check(
         workers = config.train.loader_workers("cpu")
         images[part] = _read_images(split.dataset, count, workers, f"read {part}")
         copies, listed_twice = _find_duplicates(split.dataset, labels[part], images[part])
+        errors = list(images[part].errors.values())
         cases = {
-            "cannot_be_decoded": (f"images of {part} cannot be decoded", images[part].errors),
+            "cannot_be_decoded": (f"images of {part} cannot be decoded", errors),
             "listed_twice": (f"images of {part} are listed twice", listed_twice),
             "copies": (f"images of {part} are copies", copies),
         }
         for key, (name, phrases) in cases.items():
             report[part][key] = phrases
             report["faults"] += _print_cases(name, phrases)
+        report[part] |= images[part].properties
+        for key, names in images[part].properties.items():
+            say(f"  {len(names):,} images of {part} {PROPERTIES[key]}: {format_list(names)}")
 
     if len(images) == len(splits) and folder:
         _write_charts(Path(folder), data, labels, config.mix)
@@ -119,7 +141,7 @@ def check(
             where = "listed in both" if name == val_name else f"also {val_name}"
             report["in_both_splits"].append(f"{name} is {where}")
         report["faults"] += _print_cases("images are in train and in val", report["in_both_splits"])
-    return report
+    return report, images
 
 
 def label_fault(split: Split, labels: Labels, *, several: bool = False) -> str | None:
@@ -201,7 +223,8 @@ def _read_images(dataset: ImageDataset, count: int, workers: int, title: str) ->
     places = np.linspace(0, len(dataset) - 1, min(count, len(dataset)))
     indices = np.unique(places.round().astype(np.int64))
     hashes = np.zeros(len(indices), np.uint64)
-    errors = []
+    errors = {}
+    properties: dict[str, list[str]] = {}
 
     # Threads are sufficient, because Pillow releases the GIL. Images are read in blocks, because
     # the queue of a large dataset would need too much memory.
@@ -210,22 +233,27 @@ def _read_images(dataset: ImageDataset, count: int, workers: int, title: str) ->
         for start in range(0, len(indices), BLOCK):
             block = indices[start : start + BLOCK].tolist()
             results = threads.map(partial(_read_image_file, dataset), block)
-            for position, (file_hash, error) in enumerate(results, start):
+            for position, (file_hash, error, found) in enumerate(results, start):
                 hashes[position] = file_hash
                 if error is not None:
-                    errors.append(error)
+                    errors[int(indices[position])] = error
+                for key, detail in found.items():
+                    name = dataset.name(int(indices[position]))
+                    properties.setdefault(key, []).append(name + detail)
             bar.update(len(block))
-    return ImageCheck(indices, hashes, errors)
+    return ImageCheck(indices, hashes, errors, properties)
 
 
-def _read_image_file(dataset: ImageDataset, index: int) -> tuple[int, str | None]:
-    """Read and decode an image. Returns its hash, and an error message or None."""
+def _read_image_file(dataset: ImageDataset, index: int) -> tuple[int, str | None, dict[str, str]]:
+    """Read and decode an image. Returns hash, error message or None, and `_properties`."""
     content = b""
     error = None
+    properties: dict[str, str] = {}
     try:
         if isinstance(dataset, StoredImages):
             content = dataset.storage.content(index)
             read_image(dataset.name(index), content)
+            properties = _properties(content)
         else:
             # A generated image has no file, so hash its pixels.
             content = fixed_sample(dataset, index)[0].numpy().tobytes()
@@ -234,7 +262,24 @@ def _read_image_file(dataset: ImageDataset, index: int) -> tuple[int, str | None
         # Unreadable files are not copies of each other.
         content = content or f"unreadable {index}".encode()
     digest = hashlib.blake2b(content, digest_size=8).digest()
-    return int.from_bytes(digest, "little"), error
+    return int.from_bytes(digest, "little"), error, properties
+
+
+def _properties(content: bytes) -> dict[str, str]:
+    """Return the `PROPERTIES` of a readable image file, with a detail for each."""
+    found = {}
+    # Only the first page was decoded. The others may be damaged.
+    with suppress(Exception), Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        if image.mode.startswith(("I", "F")):
+            values = np.asarray(image)
+            found["deep"] = f" ({values.min():,} to {values.max():,})"
+        if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255:
+            found["transparent"] = ""
+        # Phones store a preview as the second picture of a JPEG file (MPO).
+        pages = getattr(image, "n_frames", 1)
+        if pages > 1 and image.format != "MPO":
+            found["pages"] = f" ({pages:,})"
+    return found
 
 
 def _find_duplicates(
@@ -251,31 +296,71 @@ def _find_duplicates(
             continue
         name = dataset.name(index)
         original = dataset.name(original_index)
+        is_same = torch.equal(labels.row(index), labels.row(original_index))
+        which = "the same" if is_same else "different"
         if name != original:
-            copies.append(f"{name} is a copy of {original}")
-        elif torch.equal(labels.row(index), labels.row(original_index)):
-            listed_twice.append(f"{name} is listed twice, with the same labels")
+            copies.append(f"{name} is a copy of {original}, with {which} labels")
         else:
-            listed_twice.append(f"{name} is listed twice, with different labels")
+            listed_twice.append(f"{name} is listed twice, with {which} labels")
     return copies, listed_twice
 
 
-def near_duplicates(data: DataModule, config: Config, report: dict[str, Any]) -> None:
-    """Add the similar pairs of images in train and in val to the report, and warn about them."""
+def near_duplicates(
+    data: DataModule, cache_dir: str | None, report: dict[str, Any], count: int | None
+) -> np.ndarray | None:
+    """Add near-duplicates among `count` images (None: all) to the report, and warn about them.
+
+    Returns the hashes of these images, first those of train, or None if no images are compared,
+    because they are generated or `count` is 0.
+    """
     train = data.train.dataset
     val = data.val.dataset
-    if not isinstance(train, StoredImages) or not isinstance(val, StoredImages):
-        raise ConfigError("--similar: the images are generated; omit it")
+    if count == 0 or not isinstance(train, StoredImages) or not isinstance(val, StoredImages):
+        return None
 
-    cache_dir = config.data.get("cache_dir")
-    hashes = [perceptual_hashes(images, cache_dir) for images in (train, val)]
-    rows, columns = similar_pairs(*hashes)
+    # Near-duplicates mostly have neighboring paths, so a sample consists of runs of these.
+    start = time.monotonic()
+    total = len(train) + len(val)
+    chosen = np.arange(total)
+    sample = ""
+    if count is not None and count < total:
+        keys = [images.storage.keys for images in (train, val)]
+        order = chosen
+        if keys[0].dtype.kind == "S":
+            order = np.argsort(np.concatenate(keys), kind="stable")
+        run = np.arange(min(RUN, count))
+        sample = f" in runs of {len(run)} neighbors (--similar: all)"
+        starts = np.linspace(0, total - len(run), count // len(run)).round().astype(np.int64)
+        chosen = np.unique(order[starts[:, None] + run])
+    parts = [train.select(chosen[chosen < len(train)])]
+    parts.append(val.select(chosen[chosen >= len(train)] - len(train)))
+    hashes = np.concatenate([perceptual_hashes(part, cache_dir) for part in parts])
+    rows, columns = similar_pairs(hashes, hashes)
+    say(
+        f"near-duplicates: compared {len(chosen):,} of {total:,} images{sample} in "
+        f"{time.monotonic() - start:.1f} s"
+    )
+
+    # One phrase per validation image, with its first similar training image.
+    num_train = len(parts[0])
+    is_between = (rows < num_train) & (columns >= num_train)
+    similar, first = np.unique(columns[is_between], return_index=True)
     phrases = []
-    for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
-        phrases.append(f"{train.name(row)} is similar to {val.name(column)}")
-    report["similar"] = phrases
-    for summary in _print_cases("images of train are similar to images of val", phrases):
-        log.warning(f"{summary}; near-duplicates in both splits make the metrics optimistic")
+    for column, row in zip(similar.tolist(), rows[is_between][first].tolist(), strict=True):
+        name = parts[1].name(column - num_train)
+        phrases.append(f"{name} is similar to {parts[0].name(row)}")
+    advice = "add a column group (--write FILE does), or set data.group_pattern"
+    for summary in _print_cases("images of val are similar to images of train", phrases):
+        log.warning(f"{summary}, which makes the metrics optimistic; {advice}")
+
+    groups = connect(np.arange(len(hashes)), np.stack([rows, columns]))
+    sizes = np.bincount(groups)
+    in_series = int(sizes[sizes >= SERIES].sum())
+    if data.train.groups is None and 5 * in_series >= len(hashes):
+        series = f"{in_series:,} of {len(hashes):,} images look like {(sizes >= SERIES).sum():,}"
+        log.warning(f"{series} series without a group; {advice}")
+    report |= {"compared": len(hashes), "similar": phrases, "in_series": in_series}
+    return hashes
 
 
 def nearest_classes(train: Classes, val: Classes, k: int = 3) -> dict[str, list[tuple[str, float]]]:

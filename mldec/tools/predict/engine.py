@@ -30,7 +30,7 @@ from mldec.evaluation.options import FromValues
 from mldec.evaluation.run import probabilities
 from mldec.model import Classifier
 from mldec.runtime import distributed
-from mldec.runtime.devices import Engine, Precision, autocast, pad_batch, to_device
+from mldec.runtime.devices import EngineName, Precision, autocast, pad_batch, to_device
 from mldec.runtime.environment import explain_out_of_memory
 from mldec.tools.predict.heat_maps import Explainer, Wanted
 from mldec.words.vectors import load_word_vectors
@@ -143,12 +143,12 @@ class TorchEngine:
         precision: Precision | None = None,
         *,
         compiled: bool = False,
-        engine: Engine = Engine.auto,
+        engine: EngineName = EngineName.auto,
     ) -> None:
         self.loaded = loaded
         self.compiled = compiled
         self._engine = engine
-        if engine is Engine.auto and hasattr(loaded.model.head, "fit"):
+        if engine is EngineName.auto and hasattr(loaded.model.head, "fit"):
             engine = recorded(loaded.config.train.engine)
         is_converted = uses_openvino(engine, next(loaded.model.parameters()).device)
         self.program = "OpenVINO" if is_converted and not compiled else "torch"
@@ -357,8 +357,8 @@ def _open_checkpoint(options: EngineOptions, typed_classes: bool) -> TorchEngine
         remedy = "pass --vectors FILE" if typed_classes else "pass --classes, and --vectors"
         raise CheckpointError(f"{options.checkpoint}: class names are missing; {remedy}")
     precision = None if options.precision is None else Precision(options.precision)
-    engine = Engine(options.engine)
-    if options.compile and engine is Engine.openvino:
+    engine = EngineName(options.engine)
+    if options.compile and engine is EngineName.openvino:
         raise ConfigError("--engine openvino: not supported with --compile; omit one")
     return TorchEngine(loaded, precision, compiled=options.compile, engine=engine)
 

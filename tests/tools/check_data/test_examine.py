@@ -133,9 +133,11 @@ def test_copies_and_images_in_both_splits_are_found(check, root):
     shutil.copy(image(root, 4), image(root, 7, "val2014"))
     status, _, _, report = check()
     assert (status, len(report["faults"])) == (1, 2)
-    assert report["train"]["copies"] == [f"{image(root, 9)} is a copy of {image(root, 2)}"]
+    copy = f"{image(root, 9)} is a copy of {image(root, 2)}, with different labels"
+    assert report["train"]["copies"] == [copy]
     also = f"{image(root, 4)} is also {image(root, 7, 'val2014')}"
     assert report["in_both_splits"] == [also]
+    assert len(report["similar"]) == 1
 
 
 def test_file_listed_twice_is_no_copy():

@@ -147,7 +147,6 @@ def test_names_that_look_like_people():
 
 
 def test_near_duplicates_are_in_one_split(library):
-    pytest.importorskip("imagehash", reason="an extra")
     for number in range(20):
         image = picture(256, 192, seed=1000 + number)
         library.add(f"burst/{number}a.png", ["burst"], image)
