@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -39,6 +40,25 @@ def find_checkpoint(folder: Path) -> Path:
 
     names = " or ".join(map(str, paths))
     raise CheckpointError(f"{folder}: not a run's folder, it has no {names}; check the path")
+
+
+def holds_run(folder: Path) -> bool:
+    """Return True if a folder has the checkpoint of a run, which may be damaged."""
+    return any(folder.glob("checkpoints/last*.pt"))
+
+
+def set_aside(folder: Path) -> None:
+    """Rename the folder of a run to NAME.old, which replaces an older one. Other folders stay."""
+    if not holds_run(folder):
+        return
+
+    with RunLock(folder) as lock:
+        lock.take()
+    old = folder.with_name(f"{folder.name}.old")
+    with writing(old):
+        if old.exists():
+            shutil.rmtree(old)
+        folder.rename(old)
 
 
 def is_best_of_run(checkpoint: Path) -> bool:
