@@ -146,7 +146,7 @@ def _words(overrides: Overrides) -> list[str]:
     words = []
     for key, value in flat(overrides).items():
         is_text = isinstance(value, str | Path)
-        text = str(value) if is_text else json.dumps(value, ensure_ascii=False)
+        text = str(value) if is_text else json.dumps(value, ensure_ascii=False, default=str)
         words.append(f"{key}={text}")
     return words
 

@@ -87,8 +87,9 @@ def progress_bar(
     total = options.get("total", len(items) if isinstance(items, Sized) else None)
     hidden |= total == 1 or _CONSOLE.level > logging.INFO
     if in_notebook():
-        # Notebooks separate standard error from the messages on standard output.
-        options["file"] = sys.stdout
+        # Notebooks separate standard error from the messages on standard output. A saved notebook
+        # keeps a text line of each bar that was shown, so short bars are not shown.
+        options |= {"file": sys.stdout, "delay": 1}
     elif on_terminal():
         # tqdm hides the bar on a terminal without a size, as in some containers.
         options["ncols"], options["nrows"] = shutil.get_terminal_size()

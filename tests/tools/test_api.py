@@ -231,8 +231,8 @@ def test_heat_maps_cover_the_photo(run, photos):
     [raw] = model._engine.heat_maps(model.transform(photo)[None], [[3]])
     [heat] = model.heat_maps(folder / "0.png", classes=[model.classes[3]]).values()
     assert heat.shape == (40, 50)
+    assert (heat.min() >= 0, heat.max(), heat.dtype) == (True, 1, np.float32)
     # The maximum stays at its place, except for rounding.
-    assert heat.max() == pytest.approx(1, abs=0.05)
     row, column = np.unravel_index(heat.argmax(), heat.shape)
     y, x = np.unravel_index(raw[0].argmax().item(), raw[0].shape)
     assert abs((row + 0.5) / 40 - (y + 0.5) / 32) < 0.05

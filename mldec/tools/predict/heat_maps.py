@@ -211,10 +211,11 @@ def over_image(
     `image_size` is (W, H), and `part` left, top, right and bottom in pixels. The rest is 0.
     """
     left, top, right, bottom = map(round, part)
-    levels = Image.fromarray((heat / max(heat.max(), 1e-12)).astype(np.float32))
+    levels = Image.fromarray(heat.astype(np.float32))
+    levels = levels.resize((right - left, bottom - top), Image.Resampling.BILINEAR)
     sheet = Image.new("F", image_size)
-    sheet.paste(levels.resize((right - left, bottom - top), Image.Resampling.BILINEAR), (left, top))
-    return np.array(sheet)
+    sheet.paste(levels, (left, top))
+    return np.asarray(sheet) / max(levels.getextrema()[1], 1e-12)
 
 
 def _shift(image: Tensor, tokens: Tensor, side: int) -> tuple[float, float]:
