@@ -252,7 +252,7 @@ def resume_point(config: Config, directory: Path) -> Path | None:
         raise CheckpointError(
             f"resume={config.resume}: file not found; pass resume=auto or a checkpoint"
         )
-    if holds_run and not is_inside(path, directory):
+    if is_run and not is_inside(path, directory):
         raise CheckpointError(
             f"resume={config.resume}: {directory} holds another run; "
             f"pass name=..., or resume=auto to continue it"
