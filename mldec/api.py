@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import json
 import logging
 import os
 import sys
@@ -11,27 +12,30 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn, stack
 
 from mldec import build, cli
-from mldec.config.compose import compose, override
+from mldec.config.compose import compose, flat, override
 from mldec.config.schema import Config
 from mldec.data.columns import Rules
 from mldec.data.layouts import find_layouts
 from mldec.data.readers.csv_table import find_tables, parse, to_csv
 from mldec.data.table import Annotations
-from mldec.errors import ConfigError, DataError, Stopped
+from mldec.errors import ConfigError, DataError, Stopped, suggest
 from mldec.evaluate import evaluate
 from mldec.evaluate import parser as evaluate_parser
 from mldec.files.atomic import replacing
-from mldec.files.run_folder import LOG_FILE, find_checkpoint, read_facts, read_log
+from mldec.files.run_folder import LOG_FILE, find_checkpoint, read_facts, read_log, set_aside
 from mldec.files.tables import SUFFIXES, with_index
 from mldec.names import abbreviate, given_names
-from mldec.runtime.console import to_console
+from mldec.runtime.console import console_output, to_console
 from mldec.runtime.signals import StopRequest
 from mldec.tools import calibrate, export, predict, report
-from mldec.tools.predict.answers import Predictor, Row, chosen_rule
+from mldec.tools.predict.answers import Predictor, Row, Rows, chosen_rule
+from mldec.tools.predict.decode import read_item
 from mldec.tools.predict.engine import TorchEngine
+from mldec.tools.predict.heat_maps import over_image
 from mldec.tools.predict.photos import is_photo, items
 from mldec.train import announce
 from mldec.train import run as train
@@ -42,6 +46,8 @@ log = logging.getLogger("mldec")
 CSV_READER = "mldec.data.readers.csv_table"
 CTRL_C = 130  # status of `Stopped` after Ctrl-C
 
+Overrides = Sequence[str] | Mapping[str, Any]  # see `fit`
+
 
 def fit(
     experiment: str | Config = "finetune_frozen",
@@ -51,7 +57,9 @@ def fit(
     seed: int | None = None,
     name: str | None = None,
     resume: str | None = None,
-    overrides: Sequence[str] = (),
+    overwrite: bool = False,
+    verbose: bool = True,
+    overrides: Overrides = (),
 ) -> "Run":
     """Train a model, like `mldec train`, and return the run.
 
@@ -75,14 +83,18 @@ def fit(
         seed: Seed of the run; None for that of the experiment.
         name: Name of the run, whose folder is outputs/NAME. None for that of the experiment.
         resume: "auto" continues the run in this folder, if there is one.
-        overrides: Settings as on the command line, such as ["head=gap", "optim.lr=1e-3"].
+        overwrite: Whether to rename the folder of an earlier run of this name to NAME.old, instead
+            of raising an error. An older NAME.old is removed.
+        verbose: Whether to print messages and progress bars. Warnings are always printed.
+        overrides: Settings as on the command line, such as ["head=gap", "optim.lr=1e-3"], or as a
+            dictionary, such as {"head": "gap", "optim.lr": 1e-3}.
 
     Raises:
         UserError: If a setting, a file or the data cannot be used.
         Stopped: If a signal stopped the training, except by Ctrl-C in a notebook.
     """
-    if isinstance(overrides, str | Mapping) or not isinstance(overrides, Iterable):
-        raise ConfigError(f"overrides: {overrides!r} is no list; pass one, such as ['head=gap']")
+    if overwrite and resume is not None:
+        raise ConfigError(f"overwrite: resume={resume!r} continues the run; pass only one of them")
     for name_of_text, value in (("resume", resume), ("name", name)):
         if not (value is None or isinstance(value, str)):
             raise ConfigError(f"{name_of_text}: {value!r} is no text; pass text or None")
@@ -90,7 +102,7 @@ def fit(
     # The composition compares other settings with the number of epochs.
     if epochs is not None:
         words += [f"train.epochs={epochs}", "train.min_steps=null"]
-    words += map(str, overrides)
+    words += _words(overrides)
     if data is not None and not any(word.startswith("data=") for word in words):
         words += _data_option(experiment, data, words)
     config = _compose(experiment, words)
@@ -103,6 +115,8 @@ def fit(
         resume=config.resume if resume is None else resume,
     )
     folder = Path("outputs", config.name).absolute()
+    if overwrite:
+        set_aside(folder)
     annotations = None
     if isinstance(data, str | os.PathLike):
         path = Path(data).expanduser().absolute()
@@ -114,8 +128,9 @@ def fit(
         config, annotations = _parse_table(config, data, folder)
 
     try:
-        announce(config.name)
-        train(config, folder, annotations=annotations, typed=words)
+        with console_output(verbose=verbose):
+            announce(config.name)
+            train(config, folder, annotations=annotations, typed=words)
     except Stopped as stop:
         is_interactive = hasattr(sys, "ps1")  # also in a notebook
         has_checkpoint = (folder / "checkpoints" / "last.pt").exists()
@@ -127,6 +142,21 @@ def fit(
         with suppress(OSError):
             folder.rmdir()
     return Run(folder)
+
+
+def _words(overrides: Overrides) -> list[str]:
+    """Return overrides as words of a command line. There, text is literal."""
+    if isinstance(overrides, str) or not isinstance(overrides, Iterable):
+        raise ConfigError(f"overrides: {overrides!r} is no list; pass one, such as ['head=gap']")
+    if not isinstance(overrides, Mapping):
+        return list(map(str, overrides))
+
+    words = []
+    for key, value in flat(overrides).items():
+        is_text = isinstance(value, str | Path)
+        text = str(value) if is_text else json.dumps(value, ensure_ascii=False, default=str)
+        words.append(f"{key}={text}")
+    return words
 
 
 def _compose(experiment: str | Config, words: Sequence[str]) -> Config:
@@ -211,7 +241,7 @@ class Run:
     """A training run, read from its folder: `mldec.Run("outputs/mine")`.
 
     Methods accept the options of the command of the same name, print its output, and raise
-    `UserError`.
+    `UserError`. With `verbose=False` they print only warnings.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -257,7 +287,7 @@ class Run:
         return DataFrame(list(rows.values()))
 
     def evaluate(
-        self, split: str | None = None, *, overrides: Sequence[str] = (), **options: Any
+        self, split: str | None = None, *, overrides: Overrides = (), **options: Any
     ) -> dict[str, Any]:
         """Evaluate the model that `load` returns, and return the content of `evaluate --json`.
 
@@ -266,12 +296,12 @@ class Run:
             overrides: Settings, such as ["data.root=/data/other"].
             options: Options of the command, such as threshold=0.5.
         """
-        settings = list(overrides)
+        settings = _words(overrides)
         if split is not None:
             settings += [f'data.val="{split}"', "data.fold=null"]
         return self._call(evaluate_parser(), evaluate, settings, options)
 
-    def calibrate(self, *, overrides: Sequence[str] = (), **options: Any) -> dict[str, Any]:
+    def calibrate(self, *, overrides: Overrides = (), **options: Any) -> dict[str, Any]:
         """Fit scores and thresholds, and store calibrated.pt, which all other methods then use.
 
         Args:
@@ -281,7 +311,7 @@ class Run:
         return self._call(calibrate.parser(), calibrate.calibrate, overrides, options)
 
     def report(
-        self, out: str | Path = "report.html", *, overrides: Sequence[str] = (), **options: Any
+        self, out: str | Path = "report.html", *, overrides: Overrides = (), **options: Any
     ) -> Path:
         """Write an HTML report, and return its path."""
         self._call(report.parser(), report.report, overrides, {**options, "out": str(out)})
@@ -296,11 +326,10 @@ class Run:
         """Load calibrated.pt, or else the best checkpoint; see `mldec.load`."""
         return load(self.folder, **options)
 
-    def _call(
-        self, parser: Any, work: Any, words: Sequence[str], options: Mapping[str, Any]
-    ) -> Any:
-        to_console()
-        return work(cli.parse_options(parser, [str(self.folder), *words], options))
+    def _call(self, parser: Any, work: Any, words: Overrides, options: dict[str, Any]) -> Any:
+        with console_output(verbose=options.pop("verbose", True)):
+            to_console()
+            return work(cli.parse_options(parser, [str(self.folder), *_words(words)], options))
 
     def __repr__(self) -> str:
         text = f"folder: {self.folder}"
@@ -363,8 +392,9 @@ class Model:
             top: Maximum number of classes. None for that of `load`, or else 10 without thresholds.
 
         Returns:
-            A `Row` for one photo. Iterate over it for pairs of a class name and a score. Otherwise
-            a list of rows; an unreadable photo has a row with `error`.
+            A `Row` for one photo. Iterate over it for pairs of a class name and a score; its method
+            `to_dict` returns a dictionary. Otherwise a list of rows, whose method `to_frame`
+            returns a pandas DataFrame. An unreadable photo has a row with `error`.
 
         Raises:
             DataError: If a single photo cannot be read, or has an unsupported type.
@@ -376,6 +406,43 @@ class Model:
             options["top"] = top
         rows = self._rows(photos, options)
         return _one_error(rows[0]) if is_photo(photos) else rows
+
+    def predict_proba(self, photos: Any) -> np.ndarray:
+        """Return the scores of all classes for one or more photos, as scikit-learn does.
+
+        They are float32 [N, K] in [0, 1], in the order of `classes`. The rows of unreadable photos
+        are NaN; `predict` returns their errors.
+        """
+        return self._rows(photos, self._options).scores()
+
+    def heat_maps(self, photo: Any, classes: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        """Return where the model looked in a photo, as in `mldec predict --pictures`.
+
+        Args:
+            photo: One photo, as for `predict`.
+            classes: Names of classes. None for those that `predict` returns.
+
+        Returns:
+            By class name, float32 [H, W] in [0, 1] over the pixels of the upright photo. A map is
+            scaled to its own maximum. It is 0 without positive evidence, and outside the crop.
+        """
+        engine = self._checkpoint("heat_maps")
+        if not is_photo(photo):
+            raise DataError(f"heat_maps: {type(photo).__name__} is not a photo; pass a single one")
+        if classes is None:
+            classes = [name for name, _ in self.predict(photo)]
+        names = [classes] if isinstance(classes, str) else classes
+        for name in names:
+            if name not in self.classes:
+                raise ConfigError(f"classes: unknown {name!r}{suggest(name, list(self.classes))}")
+
+        image = read_item(next(items(photo)))
+        transform = engine.loaded.transform
+        indices = [self.classes.index(name) for name in names]
+        [maps] = engine.heat_maps(transform(image)[None], [indices])
+        part = transform.visible_part(image.size)
+        results = [over_image(heat, image.size, part) for heat in maps.numpy()]
+        return dict(zip(names, results, strict=True))
 
     def features(self, photos: Any) -> Tensor:
         """Return the mean token of the backbone for each photo, float32 [N, C].
@@ -389,9 +456,7 @@ class Model:
             features.append(_one_error(row).features)
         return stack(features)
 
-    def _rows(
-        self, photos: Any, options: Mapping[str, Any], *, features: bool = False
-    ) -> list[Row]:
+    def _rows(self, photos: Any, options: Mapping[str, Any], *, features: bool = False) -> Rows:
         args = _predict_args(options)
         rule = chosen_rule(self._engine, content="top", top=args.top, threshold=args.threshold)
         predictor = Predictor(
@@ -401,7 +466,7 @@ class Model:
             workers=args.workers,
             features=features,
         )
-        return list(predictor.rows(items(photos), StopRequest()))
+        return Rows(predictor.rows(items(photos), StopRequest()), self.classes)
 
     def _checkpoint(self, wanted: str) -> TorchEngine:
         if not isinstance(self._engine, TorchEngine):

@@ -369,7 +369,7 @@ def _load_weights(
     overlay = None
     if pretrained is not True:
         # timm then loads `state_dict` and does not download weights.
-        state = read_weights(str(pretrained))
+        state = _in_timm_names(read_weights(str(pretrained)), network)
         num_classes = _num_classes(state, network)
         overlay = {"state_dict": state, "num_classes": num_classes, "label_offset": 0}
 
@@ -378,6 +378,19 @@ def _load_weights(
     weights = filled.state_dict()
     network.load_state_dict({key: weights[key] for key in network.state_dict()})
     return filled.get_classifier()
+
+
+def _in_timm_names(state: dict[str, Any], network: Any) -> dict[str, Any]:
+    """Rename the weights of EfficientNet-PyTorch, such as `_conv_stem.weight`, to timm's names."""
+    if "_conv_stem.weight" not in state:
+        return state
+
+    # Both packages define the layers in the order of the forward pass, and name their parameters
+    # as torch does. Compare these names, because a sorted file would mix up layers of equal shapes.
+    names = [*network.state_dict(), "classifier.weight", "classifier.bias"]
+    if [name.split(".")[-1] for name in state] != [name.split(".")[-1] for name in names]:
+        raise ValueError("the number or the order of the layers differs")
+    return dict(zip(names, state.values(), strict=True))
 
 
 def _num_classes(state: dict[str, Any], network: Any) -> int:

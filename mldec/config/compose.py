@@ -130,6 +130,7 @@ def parse(values: DictConfig | dict[str, Any], overrides: Iterable[str] = ()) ->
     try:
         plain: Any = values
         if isinstance(values, DictConfig):
+            _drop_old_arguments(values, overrides)
             _convert_arguments(values, overrides)
             plain = OmegaConf.to_container(values, resolve=True)
         plain = escaped(plain)
@@ -152,10 +153,30 @@ def parse(values: DictConfig | dict[str, Any], overrides: Iterable[str] = ()) ->
     return config
 
 
+def _overridden_arguments(overrides: Iterable[str]) -> set[str]:
+    keys = {word.partition("=")[0].lstrip("+") for word in overrides}
+    return set(filter(ARGUMENT.match, keys))
+
+
+def _drop_old_arguments(node: DictConfig, overrides: Iterable[str]) -> None:
+    """Remove the arguments of a part whose `_target_` is overridden, except overridden ones."""
+    overridden = _overridden_arguments(overrides)
+    for part in PARTS:
+        if f"{part}._target_" not in overridden:
+            continue
+        # Slow import. The settings of all readers belong to the recipe, not to the old reader.
+        from mldec.config.signatures import shared_settings
+
+        kept = shared_settings() if part == "data" else set()
+        with open_dict(node[part]):
+            for name in set(node[part]) - kept:
+                if f"{part}.{name}" not in overridden:
+                    del node[part][name]
+
+
 def _convert_arguments(node: DictConfig, overrides: Iterable[str]) -> None:
     """Convert the arguments of parts in overrides from text to their types, in place."""
-    keys = {word.partition("=")[0].lstrip("+") for word in overrides}
-    for key in filter(ARGUMENT.match, keys):
+    for key in _overridden_arguments(overrides):
         text = OmegaConf.select(node, key)
         # The values of a sweep over range(1,4) are numbers.
         if isinstance(text, str):

@@ -13,7 +13,7 @@ from mldec.data.sampling import Sampling
 from mldec.data.settings import FileSettings, Observed, Source
 from mldec.data.transforms import View
 from mldec.data.types import DataModule
-from mldec.errors import ConfigError
+from mldec.errors import ConfigError, naming_errors
 
 # Modules in which parts must be defined. plugins=[...] adds third-party packages.
 HOMES = {
@@ -73,21 +73,26 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
     # Names that are imported by the module, such as `mldec.heads.gap.nn`, are not allowed.
     is_defined_there = any(_inside(getattr(located, "__module__", ""), home) for home in homes)
     if kind == "data":
-        expected = "function that returns a Source or a DataModule"
+        expected = "function with the return annotation Source or DataModule"
         kinds = (Source, DataModule)
         is_part = inspect.isfunction(located) and signature(located).return_annotation in kinds
     else:
         expected = "nn.Module class"
         is_part = inspect.isclass(located) and issubclass(located, nn.Module)
     if not is_defined_there or not is_part:
-        raise ConfigError(f"{kind}._target_: '{target}' is not a {expected} of that module")
+        raise ConfigError(
+            f"{kind}._target_: '{target}' must be a {expected}, defined in that module"
+        )
     assert callable(located)
     return located
 
 
 def signature(target: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a part. Annotations that are text are evaluated."""
-    return inspect.signature(target, eval_str=True)
+    name = f"{target.__module__}.{target.__qualname__}"
+    remedy = "define the names of its annotations in its module"
+    with naming_errors(name, ConfigError, remedy=remedy):
+        return inspect.signature(target, eval_str=True)
 
 
 def arguments_of(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
@@ -106,6 +111,11 @@ def arguments_of(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
         for shared in SHARED:
             accepted |= _fields(shared)
     return accepted
+
+
+def shared_settings() -> set[str]:
+    """Return the names of the settings of all readers of image files."""
+    return {field.name for group in (*SHARED, Resuming) for field in dataclasses.fields(group)}
 
 
 def _fields(group: Any, defaults: Any = None) -> dict[str, Argument]:

@@ -55,7 +55,8 @@ def find_files(folder: Path, paths: Sequence[str]) -> list[str]:
     The folder is only searched if the first path has no suffix or does not exist. Paths that no
     file fits are returned unchanged. Raises DataError if several files fit.
     """
-    if PurePath(paths[0]).suffix.lower() in READ | NOT_READ and (folder / paths[0]).is_file():
+    is_whole = PurePath(paths[0]).suffix.lower() in READ | NOT_READ
+    if not folder.is_dir() or (is_whole and (folder / paths[0]).is_file()):
         return list(paths)
 
     # Maps the names of files, with and without their suffix, to their paths.

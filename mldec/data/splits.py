@@ -150,7 +150,7 @@ class HoldOut(Grouping):
         Each group is assigned as one image with its name as the path and the classes of all.
         """
         if self.fraction == 0:
-            return table
+            return replace(table, is_divided=True)
         groups = self.find_groups(table.files, table.groups)
         table = replace(table, is_divided=True)
         if groups is None:

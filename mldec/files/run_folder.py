@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -52,6 +53,25 @@ def check_source(path: str | Path) -> None:
     run = Path("outputs", path)
     remedy = f"did you mean {run}?" if (run / "checkpoints").is_dir() else "check the path"
     raise CheckpointError(f"{path}: file not found; {remedy}")
+
+
+def holds_run(folder: Path) -> bool:
+    """Return True if a folder has the checkpoint of a run, which may be damaged."""
+    return any(folder.glob("checkpoints/last*.pt"))
+
+
+def set_aside(folder: Path) -> None:
+    """Rename the folder of a run to NAME.old, which replaces an older one. Other folders stay."""
+    if not holds_run(folder):
+        return
+
+    with RunLock(folder) as lock:
+        lock.take()
+    old = folder.with_name(f"{folder.name}.old")
+    with writing(old):
+        if old.exists():
+            shutil.rmtree(old)
+        folder.rename(old)
 
 
 def is_best_of_run(checkpoint: Path) -> bool:

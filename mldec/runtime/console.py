@@ -5,7 +5,8 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -33,6 +34,22 @@ def keep_output_clean() -> None:
     _CONSOLE.to_error = True
 
 
+@contextmanager
+def console_output(*, verbose: bool) -> Iterator[None]:
+    """Unless `verbose`, print only warnings: no messages, progress bars and results."""
+    if verbose:
+        yield
+        return
+
+    _CONSOLE.setLevel(logging.WARNING)
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        _CONSOLE.setLevel(logging.NOTSET)
+        log.removeHandler(_CONSOLE)  # until the next command
+
+
 class _Console(logging.Handler):
     """Print messages without control characters, above a progress bar."""
 
@@ -41,7 +58,7 @@ class _Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         stream = sys.stdout
         name = "standard output"
-        if self.to_error:
+        if self.to_error or self.level:
             stream = sys.stderr
             name = "standard error"
         with writing(name):
@@ -65,11 +82,14 @@ def progress_bar(
 ) -> "tqdm[Any]":
     """Return a progress bar. Without a terminal, it logs position and remaining time instead.
 
-    `hidden` disables it. `options` are arguments of tqdm.
+    `hidden` disables it, and so does a total of one item. `options` are arguments of tqdm.
     """
+    total = options.get("total", len(items) if isinstance(items, Sized) else None)
+    hidden |= total == 1 or _CONSOLE.level > logging.INFO
     if in_notebook():
-        # Notebooks separate standard error from the messages on standard output.
-        options["file"] = sys.stdout
+        # Notebooks separate standard error from the messages on standard output. A saved notebook
+        # keeps a text line of each bar that was shown, so short bars are not shown.
+        options |= {"file": sys.stdout, "delay": 1}
     elif on_terminal():
         # tqdm hides the bar on a terminal without a size, as in some containers.
         options["ncols"], options["nrows"] = shutil.get_terminal_size()

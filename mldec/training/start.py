@@ -26,7 +26,7 @@ from mldec.data.table import Annotations
 from mldec.data.types import DataModule, same_images
 from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluation.frozen_features import with_tokens
-from mldec.files.run_folder import RunFacts, command_line
+from mldec.files.run_folder import RunFacts, command_line, holds_run
 from mldec.losses import BinaryCrossEntropy
 from mldec.model import count_parameters, work_per_image
 from mldec.runtime import distributed
@@ -237,18 +237,18 @@ def used_precision(train: Train, saved: Checkpoint | None, device: torch.device)
 def resume_point(config: Config, directory: Path) -> Path | None:
     """Return the path of the checkpoint to resume from, or None; the file may be damaged."""
     last = directory / "checkpoints" / "last.pt"
-    holds_run = any(last.parent.glob("last*.pt"))
+    is_run = holds_run(directory)
 
     # torchrun restarts all processes with the same command if one of them fails.
     is_restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    if holds_run and (config.resume == "auto" or is_restarted):
+    if is_run and (config.resume == "auto" or is_restarted):
         return last
     if config.resume == "auto":
         return None
 
     # A run is never overwritten.
     if config.resume is None:
-        if holds_run:
+        if is_run:
             raise CheckpointError(
                 f"{directory}: the folder holds a run; pass resume=auto to continue, or name=..."
             )
@@ -265,7 +265,7 @@ def resume_point(config: Config, directory: Path) -> Path | None:
         raise CheckpointError(
             f"resume={config.resume}: file not found; pass resume=auto or a checkpoint"
         )
-    if holds_run and not is_inside(path, directory):
+    if is_run and not is_inside(path, directory):
         raise CheckpointError(
             f"resume={config.resume}: {directory} holds another run; "
             f"pass name=..., or resume=auto to continue it"

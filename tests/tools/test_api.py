@@ -1,6 +1,7 @@
 """`mldec.fit`, `mldec.Run` and `mldec.load` from Python."""
 
 import csv
+import json
 import logging
 import shutil
 import sys
@@ -32,6 +33,7 @@ DIGITS = [
     "device=cpu",
 ]
 PHOTOS = ["backbone=tiny", "head=csra", "data.image_size=32", "train.workers=0"]
+DOT = np.zeros((8, 8, 3), np.uint8)
 PHOTOS += ["train.cache_features=false", "device=cpu"]
 
 
@@ -186,6 +188,81 @@ def test_model_predicts_and_has_features(run, photos):
     assert "10 (" in repr(model)
 
 
+def test_predictions_as_arrays_frames_and_dictionaries(run, photos, here):
+    folder, _ = photos
+    model = run.load(plugin=["patches"], device="cpu", threshold=0.5)
+    (here / "broken.png").write_bytes(b"no image")
+    paths = [folder / "0.png", here / "broken.png", folder / "1.png"]
+
+    scores = model.predict_proba(paths)
+    images = torch.stack([model.transform(Image.open(path)) for path in paths[::2]])
+    with torch.no_grad():
+        expected = model.module(images).sigmoid().numpy()
+    assert (scores.shape, scores.dtype) == ((3, 10), np.float32)
+    np.testing.assert_allclose(scores[::2], expected, rtol=1e-5)
+    assert np.isnan(scores[1]).all()
+
+    rows = model(paths)
+    frame = rows.to_frame()
+    assert list(frame) == ["image", "error", "predictions", *model.classes]
+    np.testing.assert_array_equal(frame[list(model.classes)].to_numpy(), scores)
+    assert frame["image"].tolist() == list(map(str, paths))
+    assert frame["error"].notna().tolist() == [False, True, False]
+    assert frame["predictions"].map(len).tolist() == (scores >= 0.5).sum(1).tolist()
+    assert model([]).to_frame().shape == (0, 13)
+
+    content = json.loads(json.dumps([row.to_dict() for row in rows]))
+    assert [list(entry) for entry in content] == [
+        ["image", "predictions"],
+        ["image", "error"],
+        ["image", "predictions"],
+    ]
+    assert [(item["name"], item["score"]) for item in content[0]["predictions"]] == list(rows[0])
+
+
+def test_heat_maps_cover_the_photo(run, photos):
+    folder, _ = photos
+    model = run.load(plugin=["patches"], device="cpu", top=2)
+    photo = Image.open(folder / "0.png")  # 50 x 40 pixels
+    maps = model.heat_maps(photo)
+    assert list(maps) == [name for name, _ in model(photo)]
+    [raw] = model._engine.heat_maps(model.transform(photo)[None], [[3]])
+    [heat] = model.heat_maps(folder / "0.png", classes=[model.classes[3]]).values()
+    assert heat.shape == (40, 50)
+    assert (heat.min() >= 0, heat.max(), heat.dtype) == (True, 1, np.float32)
+    # The maximum stays at its place, except for rounding.
+    row, column = np.unravel_index(heat.argmax(), heat.shape)
+    y, x = np.unravel_index(raw[0].argmax().item(), raw[0].shape)
+    assert abs((row + 0.5) / 40 - (y + 0.5) / 32) < 0.05
+    assert abs((column + 0.5) / 50 - (x + 0.5) / 32) < 0.05
+
+
+def test_overwrite_renames_the_earlier_run(digits_run, here):
+    shutil.copytree(digits_run, here / "outputs" / "digits")
+    with pytest.raises(mldec.UserError, match="outputs/digits"):
+        mldec.fit("digits", epochs=1, overrides=DIGITS)
+    run = mldec.fit("digits", epochs=1, overwrite=True, overrides=DIGITS)
+    assert run.ended == "train.epochs is 1"
+    assert mldec.Run("outputs/digits.old").ended == "train.epochs is 2"
+
+
+def test_silent_run_prints_nothing(here, capfd, monkeypatch):
+    monkeypatch.setattr("mldec.runtime.console.on_terminal", lambda: True)
+    monkeypatch.setattr("mldec.training.log.on_terminal", lambda: True)
+    settings = dict(word.split("=") for word in DIGITS)
+    settings |= {"optim.lr": 5e-4, "train": {"epochs": 1, "compile": False}, "head": "gap"}
+    del settings["head.embed_dim"], settings["head.mlp_dim"]
+    run = mldec.fit("digits", verbose=False, overrides=settings)
+    assert run.evaluate(verbose=False, overrides={"data.val_images": 8})["images"] == 8
+    assert capfd.readouterr() == ("", "")
+    assert "lr: 0.0005" in (run.folder / "config.yaml").read_text()
+    assert "starting" not in (run.folder / "train.log").read_text()
+    assert "ended after epoch 1" in (run.folder / "train.log").read_text()
+
+    run.evaluate(threshold=0.5)
+    assert "mAP" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize("interactive", [True, False])
 def test_ctrl_c_saves_and_returns_the_run_in_a_notebook(
     interactive, cli, digits_run, here, monkeypatch
@@ -220,7 +297,8 @@ REPEATED = pandas.DataFrame([["a.png", "b.png", "dog"]], columns=["path", "path"
         (lambda run: mldec.fit("digits", overrides=["train.epoch=1"]), "train.epoch"),
         (lambda run: mldec.fit("digits", epochs=0), "epochs"),
         (lambda run: mldec.fit("digits", overrides="head=gap"), "overrides"),
-        (lambda run: mldec.fit("digits", overrides={"head": "gap"}), "overrides"),
+        (lambda run: mldec.fit("digits", overrides={"optim": {"rate": 1}}), "optim.rate"),
+        (lambda run: mldec.fit("digits", overwrite=True, resume="auto"), "overwrite"),
         (lambda run: mldec.fit(data="nowhere"), "nowhere"),
         (lambda run: mldec.fit("coco_smoke", "nowhere"), "MS-COCO"),
         (lambda run: mldec.fit(data=[("a.png",)]), "row 0"),
@@ -247,6 +325,8 @@ REPEATED = pandas.DataFrame([["a.png", "b.png", "dog"]], columns=["path", "path"
         (lambda run: mldec.Run(None), "Run: None"),
         (lambda run: run.calibrate(objectives="f1"), "objectives"),
         (lambda run: run.evaluate(threshold=3), "threshold"),
+        (lambda run: run.load(plugin=["patches"]).heat_maps([]), "heat_maps"),
+        (lambda run: run.load(plugin=["patches"]).heat_maps(DOT, ["ten"]), "classes.*ten"),
         (lambda run: mldec.Run("nowhere"), "nowhere"),
     ],
 )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mldec.data.columns import (
+    MISSING,
     PATHS,
     SPLITS,
     Column,
@@ -274,10 +275,7 @@ def parse(
     files = encode_paths(paths)
     groups = None
     if roles.group is not None:
-        cells = encode_paths([str(cell) for cell in roles.group.cells])
-        groups = cells[roles.group.codes[first]]
-        # A row without a group is a single image.
-        groups = np.where(groups == b"", files, groups)
+        groups = _groups(sheet, roles.group, files, rows, first)
     table = Table(files, labels, names, groups)
     return Annotations(table, splits[first], folder, by_column=roles.labels is None)
 
@@ -302,7 +300,9 @@ def _image_paths(
         codes = np.arange(len(cells))
 
     inside = (f"{folder}/", f"{folder.resolve()}/") if folder is not None else ()
+    is_searched = True
     if folder is None or not all(cell[0] != "/" or cell.startswith(inside) for cell in cells):
+        is_searched = False
         in_memory = folder is None
         start = folder or Path.cwd()
         cells = [os.path.normpath(start / Path(cell).expanduser()) for cell in cells]
@@ -316,7 +316,10 @@ def _image_paths(
         is_plain = _PLAIN.fullmatch(cell)
         paths.append(cell if is_plain else path_inside(cell, sheet.where(row), folder=folder))
     images: dict[str, int] = {}
-    numbers = [images.setdefault(path, len(images)) for path in find_files(folder, paths)]
+    # Absolute paths may have a large common folder, such as /, and name their files.
+    if is_searched:
+        paths = find_files(folder, paths)
+    numbers = [images.setdefault(path, len(images)) for path in paths]
     return list(images), np.array(numbers)[codes], folder
 
 
@@ -356,27 +359,42 @@ def _merged(
     return joined
 
 
+def _groups(
+    sheet: Sheet, column: Column, files: np.ndarray, images: np.ndarray, first: np.ndarray
+) -> np.ndarray:
+    """Return the groups of M images, see `Table`. For `images` and `first` see `_merged`."""
+    differs = column.codes != column.codes[first[images]]
+    if differs.any():
+        fault = "the image is listed twice, with other groups"
+        raise DataError(f"{sheet.where(int(differs.argmax()))}: {fault}; correct one")
+    cells = [str(cell) for cell in column.cells]
+    names = encode_paths(["" if name.casefold() in MISSING else name for name in cells])
+    names = names[column.codes[first]]
+    return np.where(names == b"", files, names)
+
+
 def to_csv(table: Table, splits: np.ndarray) -> str:
     """Return a table that is read to the same images, with the classes in `data.classes`.
 
     `splits` are the names of the splits, text [N], or "" without one.
     """
-    is_partial = -1 in (table.labels.default, *table.labels.values)
-    has_splits = bool((splits != "").any())
-    header = ["path", "labels"]
-    header += ["negatives"] if is_partial else []
+    default = table.labels.default
+    is_partial = -1 in (default, *np.unique(table.labels.values))
+    header = ["path", "labels", *(["negatives"] if is_partial else [])]
+    has_splits = any(splits)
     header += ["split"] if has_splits else []
-    header += [] if table.groups is None else ["group"]
+    header += ["group"] if table.groups is not None else []
     rows = [header]
     for image, file in enumerate(table.files.tolist()):
         entries = slice(table.labels.starts[image], table.labels.starts[image + 1])
-        names: dict[int, list[str]] = {1: [], 0: []}
+        names: dict[int, list[str]] = {1: [], 0: [], -1: []}
         pairs = zip(table.labels.classes[entries], table.labels.values[entries], strict=True)
         for column, value in pairs:
             names[int(value)].append(table.classes[column])
+        if is_partial and default == 0:
+            names[0] = [name for name in table.classes if name not in names[1] + names[-1]]
         cells = [json.dumps(names[value], ensure_ascii=False) for value in (1, 0)]
-        row = [os.fsdecode(file)] + cells[: 1 + is_partial]
+        row = [os.fsdecode(file), *cells[: 1 + is_partial]]
         row += [splits[image]] if has_splits else []
-        row += [] if table.groups is None else [os.fsdecode(table.groups[image])]
-        rows.append(row)
+        rows.append(row + ([] if table.groups is None else [os.fsdecode(table.groups[image])]))
     return "".join(csv_lines(rows))

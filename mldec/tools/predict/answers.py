@@ -1,6 +1,6 @@
 """Rows of images: decoding, scoring, selection of classes and pictures."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -54,6 +54,23 @@ class Row:
     picture: str | None = None  # path of the picture with heat maps, if requested
     path: str | None = None  # of the image file; None if the image is part of another file
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the image, and its predictions or error, as in `mldec predict --jsonl`."""
+        result: dict[str, Any] = named(self.image)
+        if self.error is not None:
+            result["error"] = printable(self.error)
+            return result
+
+        result["predictions"] = []
+        for item in self.predictions:
+            prediction = {"name": item.name, "score": item.score}
+            if item.threshold is not None:
+                prediction["threshold"] = item.threshold
+            result["predictions"].append(prediction)
+        if self.picture is not None:
+            result["picture"] = self.picture
+        return result
+
     def __repr__(self) -> str:
         text = ", ".join(f"{name} {score:.3f}" for name, score in self)
         return f"Row({self.image}: {self.error or text or 'nothing'})"
@@ -68,6 +85,36 @@ class Row:
     def __iter__(self) -> Iterator[tuple[str, float]]:
         for prediction in self.predictions:
             yield prediction.name, prediction.score
+
+
+class Rows(list[Row]):
+    """The rows of several photos, for classes with these names."""
+
+    def __init__(self, rows: Iterable[Row], names: Sequence[str]) -> None:
+        super().__init__(rows)
+        self.names = names
+
+    def scores(self) -> np.ndarray:
+        """Return the scores of all classes, float32 [N, K]; NaN for an unreadable photo."""
+        scores = np.full((len(self), len(self.names)), np.nan, np.float32)
+        for values, row in zip(scores, self, strict=True):
+            if row.scores is not None:
+                values[:] = row.scores.numpy()
+        return scores
+
+    def to_frame(self) -> Any:
+        """Return a DataFrame with one row per photo.
+
+        The columns are image (its path), error (None if there is none), predictions (a list of
+        names, highest score first), and the score of each class, in the order of the classes.
+        """
+        from pandas import DataFrame, concat
+
+        facts = []
+        for row in self:
+            facts.append((row.image, row.error, [name for name, _ in row]))
+        left = DataFrame(facts, columns=["image", "error", "predictions"])
+        return concat([left, DataFrame(self.scores(), columns=list(self.names))], axis=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,23 +197,15 @@ def chosen_rule(
 
 def entries(rule: Rule, row: Row) -> dict[str, Any]:
     """Return the JSON object of a row."""
-    result: dict[str, Any] = named(row.image)
-    if row.error is not None:
-        result["error"] = printable(row.error)
-        return result
+    if row.error is not None or rule.content == "top":
+        return row.to_dict()
 
+    result: dict[str, Any] = named(row.image)
     if rule.content == "decisions":
         result["classes"] = [item.name for item in row.predictions]
-    elif rule.content == "scores":
+    else:
         assert row.scores is not None
         result["scores"] = dict(zip(rule.classes.names, row.scores.tolist(), strict=True))
-    else:
-        result["predictions"] = []
-        for item in row.predictions:
-            prediction = {"name": item.name, "score": item.score}
-            if item.threshold is not None:
-                prediction["threshold"] = item.threshold
-            result["predictions"].append(prediction)
     if row.picture is not None:
         result["picture"] = row.picture
     return result

@@ -229,6 +229,21 @@ class Explainer:
         return maps
 
 
+def over_image(
+    heat: np.ndarray, image_size: tuple[int, int], part: tuple[float, float, float, float]
+) -> np.ndarray:
+    """Scale a heat map [h, w] >= 0 of a part of an image to [0, 1], and to the image [H, W].
+
+    `image_size` is (W, H), and `part` left, top, right and bottom in pixels. The rest is 0.
+    """
+    left, top, right, bottom = map(round, part)
+    levels = Image.fromarray(heat.astype(np.float32))
+    levels = levels.resize((right - left, bottom - top), Image.Resampling.BILINEAR)
+    sheet = Image.new("F", image_size)
+    sheet.paste(levels, (left, top))
+    return np.asarray(sheet) / max(levels.getextrema()[1], 1e-12)
+
+
 def _shift(image: Tensor, tokens: Tensor, side: int) -> tuple[float, float]:
     """Return the horizontal and vertical shift of tokens [1, N, C], as fractions of the image."""
     # The shift is the center of the gradient of the middle tokens with respect to a noise image.

@@ -162,6 +162,42 @@ def test_weights_of_file_are_loaded(tmp_path, trained, kind):
     torch.testing.assert_close(backbone(IMAGES), features.flatten(2).transpose(1, 2))
 
 
+@torch.no_grad()
+def test_weights_of_efficientnet_pytorch_are_renamed(tmp_path):
+    # Independent of the order of the layers: the names in the two packages.
+    outside = {"conv_stem": "_conv_stem", "bn1": "_bn0", "conv_head": "_conv_head", "bn2": "_bn1"}
+    outside["classifier"] = "_fc"
+    first = {"conv_dw": "_depthwise_conv", "bn1": "_bn1", "conv_pw": "_project_conv", "bn2": "_bn2"}
+    later = {"conv_pw": "_expand_conv", "bn1": "_bn0", "conv_dw": "_depthwise_conv", "bn2": "_bn1"}
+    later |= {"conv_pwl": "_project_conv", "bn3": "_bn2"}
+    torch.manual_seed(3)
+    network = timm.create_model("tf_efficientnet_lite0", num_classes=5)
+    blocks = [
+        f"blocks.{s}.{b}" for s, stage in enumerate(network.blocks) for b in range(len(stage))
+    ]
+    state = {}
+    for key, value in network.state_dict().items():
+        value = value + torch.rand(value.shape) if value.is_floating_point() else value
+        block, _, rest = key.rpartition(".")[0].rpartition(".")
+        if block:
+            number = blocks.index(block)
+            name = f"_blocks.{number}.{(later if number else first)[rest]}"
+        else:
+            name = outside[rest]
+        state[f"{name}.{key.rpartition('.')[2]}"] = value
+        network.state_dict()[key].copy_(value)
+
+    torch.save(state, tmp_path / "theirs.pth")
+    backbone = TimmBackbone("tf_efficientnet_lite0", pretrained=str(tmp_path / "theirs.pth"))
+    expected = network.state_dict()
+    assert all(torch.equal(v, expected[key]) for key, v in backbone.network.state_dict().items())
+
+    # A sorted file has another order, which must not mix up layers.
+    torch.save(dict(sorted(state.items())), tmp_path / "sorted.pth")
+    with pytest.raises(ConfigError, match=r"backbone\.pretrained.*order"):
+        TimmBackbone("tf_efficientnet_lite0", pretrained=str(tmp_path / "sorted.pth"))
+
+
 ERRORS = [
     ({"name": "resnet81"}, r"backbone\.name=resnet81.*resnet18"),
     ({"name": "vit_tiny_patch16_224", "image_size": 10}, r"backbone\.name=.*10 x 10"),

@@ -25,7 +25,7 @@ from mldec.config.compose import (
     to_yaml,
 )
 from mldec.config.schema import PARTS, Config, Init
-from mldec.config.signatures import arguments_of, locate
+from mldec.config.signatures import arguments_of, locate, signature
 from mldec.config.values import literal, parsed
 from mldec.errors import ConfigError
 
@@ -212,6 +212,31 @@ def test_words_of_other_kinds_still_work():
     assert (config.plugins, config.train.epochs) == (["a", "b"], 3)
     assert config.loss["pos_weight"] == 2
     assert "image_size" not in compose(["+experiment=digits", "~data.image_size"]).data
+
+
+def test_target_on_the_command_line_replaces_the_part():
+    words = ["head=csra", "head.embed_dim=32", "head._target_=mldec.heads.MLDecoder"]
+    expected = {"_target_": "mldec.heads.MLDecoder", "embed_dim": 32}
+    assert len(option("head", "csra")) > 1
+    assert compose(["+experiment=digits", *words]).head == expected
+    assert override(digits(), words[1:]).head == expected
+
+    # The settings of all readers belong to the recipe.
+    words = ["data=voc2012", "data.flip=false", "data.root=a"]
+    before = compose(["+experiment=digits", *words]).data
+    data = compose(["+experiment=digits", *words, "data._target_=mldec.data.readers.coco"]).data
+    assert "year" in before
+    assert "year" not in data
+    assert (data["root"], data["flip"]) == ("a", False)
+    assert data["image_size"] == before["image_size"]
+
+
+def test_annotation_of_an_unknown_name_is_a_config_error():
+    def mine(*, root: str) -> "Missing":  # noqa: F821
+        pass
+
+    with pytest.raises(ConfigError, match=r"mine.*Missing"):
+        signature(mine)
 
 
 def test_command_prints_literal_text(cli, here):

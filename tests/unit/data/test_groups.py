@@ -3,15 +3,20 @@
 import logging
 
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from support import made, write_coco
 
+from mldec.data.columns import Rules
+from mldec.data.labels import from_dense
 from mldec.data.readers import coco, csv_table, folders
+from mldec.data.readers.csv_table import parse, to_csv
 from mldec.data.splits import connect, group_pairs
-from mldec.errors import UserError
+from mldec.data.table import Table
+from mldec.errors import DataError, UserError
 
 VIDEOS = 20
 FRAMES = 5
@@ -152,3 +157,32 @@ def test_joined_groups_equal_repeated_merging(pairs):
         same = [j for j in range(len(pairs)) if expected[j] == expected[i]]
         assert same == np.flatnonzero(joined == joined[i]).tolist()
         assert joined[i] == min(first[same])
+
+
+def as_text(file):
+    return pandas.read_csv(file, dtype=str, keep_default_na=False)
+
+
+def test_groups_of_a_data_frame_and_of_its_record(tmp_path):
+    frame = pandas.DataFrame({"path": ["a.jpg", "b.jpg", "c.jpg", "d.jpg"], "labels": "cat"})
+    frame["group"] = [7, "7", None, float("nan")]
+    annotations = parse({"data": frame}, Rules(), folder=tmp_path)
+    assert annotations.table.groups.tolist() == [b"7", b"7", b"c.jpg", b"d.jpg"]
+    (tmp_path / "data.csv").write_text(to_csv(annotations.table, annotations.splits))
+    again = parse({"data": as_text(tmp_path / "data.csv")}, Rules(), folder=tmp_path)
+    assert (again.table.groups == annotations.table.groups).all()
+
+    twice = pandas.concat([frame, frame.assign(group="8")])
+    with pytest.raises(DataError, match="group"):
+        parse({"data": twice}, Rules(), folder=tmp_path)
+
+
+def test_written_table_keeps_single_unknown_labels(tmp_path):
+    """The default of both tables differs, and the labels do not."""
+    dense = np.array([[1, -1, 0], [0, 0, 1], [0, 0, -1]], np.int8)
+    files = np.array([b"a.jpg", b"b.jpg", b"c.jpg"])
+    table = Table(files, from_dense(dense), NAMES)
+    (tmp_path / "data.csv").write_text(to_csv(table, np.array(["", "", ""])))
+    frame = as_text(tmp_path / "data.csv")
+    again = parse({"data": frame}, Rules(), NAMES, folder=tmp_path).table
+    assert (again.labels.dense() == dense).all()

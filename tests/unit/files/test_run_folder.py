@@ -24,6 +24,7 @@ from mldec.files.run_folder import (
     find_checkpoint,
     read_facts,
     read_log,
+    set_aside,
 )
 
 FACTS = RunFacts(
@@ -156,3 +157,28 @@ def test_file_system_without_locks_is_accepted(tmp_path, monkeypatch):
 def test_failed_start_leaves_no_empty_folder(cli, here, word):
     assert cli("train", *QUICK, word).status == 1
     assert not Path("outputs/digits").exists()
+
+
+def test_set_aside_replaces_the_older_run_only(tmp_path):
+    folder, old = tmp_path / "mine", tmp_path / "mine.old"
+    for content in ("first", "second"):
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "checkpoints" / "last.pt").write_text(content)
+        set_aside(folder)
+    set_aside(folder)  # does not exist
+    assert not folder.exists()
+    assert (old / "checkpoints" / "last.pt").read_text() == "second"
+
+    # A failed start may leave a folder without a checkpoint.
+    folder.mkdir()
+    set_aside(folder)
+    assert folder.exists()
+    assert (old / "checkpoints" / "last.pt").read_text() == "second"
+
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "last.1.pt").touch()
+    with RunLock(folder) as lock:
+        lock.take()
+        with pytest.raises(RunInUseError, match="mine"):
+            set_aside(folder)
+    assert old.exists()

@@ -28,7 +28,7 @@ from mldec.errors import (
     visible,
 )
 from mldec.runtime import console
-from mldec.runtime.console import keep_output_clean, progress_bar, to_console
+from mldec.runtime.console import console_output, keep_output_clean, progress_bar, to_console
 
 log = logging.getLogger("mldec")
 
@@ -164,6 +164,22 @@ def test_messages_are_printed_once(capsys, monkeypatch):
     assert capsys.readouterr() == ("two\n", ""), "other ranks print warnings only"
 
 
+def test_silent_commands_print_warnings(capsys):
+    with console_output(verbose=False):
+        to_console()
+        print("result")
+        log.info("one")
+        log.warning("two")
+        assert progress_bar([7, 8]).disable
+    assert capsys.readouterr() == ("", "two\n")
+
+    with console_output(verbose=True):
+        to_console()
+        log.info("one")
+        assert not progress_bar([7, 8]).disable
+    assert capsys.readouterr() == ("one\n", "")
+
+
 def test_progress_is_logged_without_a_terminal(capsys, monkeypatch):
     to_console()
     for hidden in (False, True):
@@ -176,6 +192,14 @@ def test_progress_is_logged_without_a_terminal(capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert "tokens: 50% 2/4 [00:00<" in out
     assert err == ""
+
+
+def test_progress_bar_of_one_item_is_hidden(monkeypatch):
+    monkeypatch.setattr(console, "on_terminal", lambda: True)
+    assert progress_bar([7]).disable
+    assert progress_bar(iter([7]), total=1).disable
+    assert not progress_bar([7, 8]).disable
+    assert not progress_bar(iter([7])).disable
 
 
 def test_progress_bar_is_visible_on_a_terminal_without_a_size(monkeypatch):

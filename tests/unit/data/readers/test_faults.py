@@ -185,7 +185,7 @@ FAULTS = {
         (yolo(path="/no", val="x"), "/no/x"),
         (yolo(val=None), "data.val=test"),
         ("- train\n", "data.yaml cannot be used (it is ['train']"),
-        ("names: {0: a, 1: b, 0: c}\n", "the key 0 is listed twice"),
+        ("names: {0: a, 1: b, 0: c}\n", "the key '0' is listed twice"),
     ],
     ("yolo", "valid/labels/f.txt"): [(None, "f.txt")],
     ("yolo", "train/labels/e.jpg.txt"): [("0 1 1", "e.jpg.txt: no image has this label file")],
