@@ -13,7 +13,7 @@ from mldec.data.readers.csv_table import to_csv
 from mldec.data.similar import similar_groups
 from mldec.data.splits import group_pairs
 from mldec.data.table import Table
-from mldec.data.types import DataModule, ImageFiles, StoredImages
+from mldec.data.types import DataModule, ImageFiles, StoredImages, same_images
 from mldec.errors import ConfigError, DataError, say
 from mldec.files.atomic import write_texts
 from mldec.tools.check_data.examine import ImageCheck
@@ -21,6 +21,9 @@ from mldec.tools.check_data.examine import ImageCheck
 
 def united(data: DataModule) -> StoredImages:
     """Return the images of train and then of val, with paths inside their common folder."""
+    if same_images(data.train, data.val):
+        fault = "the validation images are the training images"
+        raise ConfigError(f"--write: {fault}; pass data.val_fraction=0.1")
     parts = []
     for split in (data.train, data.val):
         images = split.dataset

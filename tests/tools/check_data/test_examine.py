@@ -143,7 +143,7 @@ def test_copies_and_images_in_both_splits_are_found(check, root):
 def test_file_listed_twice_is_no_copy():
     dataset = split_of(DENSE).dataset
     dataset.name = lambda index: "a.jpg" if index in (0, 2) else f"{index}.jpg"
-    images = ImageCheck(np.arange(4), np.array([7, 8, 7, 8], np.uint64), [])
+    images = ImageCheck(np.arange(4), np.array([7, 8, 7, 8], np.uint64), {}, {})
     copies, listed_twice = _find_duplicates(dataset, from_dense(DENSE), images)
     assert listed_twice == ["a.jpg is listed twice, with different labels"]
     assert copies == ["3.jpg is a copy of 1.jpg"]
