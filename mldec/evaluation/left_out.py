@@ -2,17 +2,18 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mldec.checkpoint import Loaded
+from mldec.config.schema import Config
 from mldec.data.sampling import SampleRandom
+from mldec.data.table import encode_paths
 from mldec.data.types import DataModule, Split, StoredImages
 from mldec.errors import naming_errors
 from mldec.files.atomic import replacing
@@ -37,25 +38,38 @@ class StoredLogits(StoredImages):
         return torch.from_numpy(self.logits[index]), self.labels.row(index)
 
 
-def write(folder: Path, head: nn.Module, keys: np.ndarray, logits: np.ndarray) -> None:
-    """Write the left-out logits [N, K] of images with keys [N, ...] to the folder of a run."""
+def image_names(split: Split, config: Config) -> np.ndarray:
+    """Return the paths of images relative to data.root, bytes [N].
+
+    The keys of a storage would not do: train/cat/1.jpg and val/cat/1.jpg are other images, and both
+    have the key cat/1.jpg.
+    """
+    root = str(config.data.get("root") or os.curdir)
+    indices = range(len(split.dataset))
+    return encode_paths([os.path.relpath(split.dataset.name(index), root) for index in indices])
+
+
+def write(folder: Path, head: nn.Module, names: np.ndarray, logits: np.ndarray) -> None:
+    """Write the left-out logits [N, K] of images, see `image_names`, to the folder of a run."""
     with replacing(folder / LEFT_OUT, of_run=True) as file:
-        np.savez(file, names=keys, logits=logits, head=_digest(head))
+        np.savez(file, names=names, logits=logits, head=_digest(head))
 
 
-def with_left_out(split: Split, names: Sequence[Any], logits: np.ndarray) -> Split | None:
+def with_left_out(
+    split: Split, config: Config, names: np.ndarray, logits: np.ndarray
+) -> Split | None:
     """Return a split whose images have their left-out logits, or None if an image has none."""
     images = split.dataset
     assert isinstance(images, StoredImages)
-    row_of = {_key(name): row for row, name in enumerate(names)}
-    rows = [row_of.get(_key(key), -1) for key in images.storage.keys]
+    row_of = {name: row for row, name in enumerate(names.tolist())}
+    rows = [row_of.get(name, -1) for name in image_names(split, config).tolist()]
     if min(rows) < 0:
         return None
     fields = (images.storage, images.labels, images.classes, images.transform)
     return replace(split, dataset=StoredLogits(*fields, logits=logits[rows]))
 
 
-def reuse_left_out(data: DataModule, loaded: Loaded) -> DataModule | None:
+def reuse_left_out(data: DataModule, loaded: Loaded, config: Config) -> DataModule | None:
     """Replace validation images that were training images by their left-out scores.
 
     Returns None if another image is among them, or for other models and input transforms.
@@ -73,15 +87,11 @@ def reuse_left_out(data: DataModule, loaded: Loaded) -> DataModule | None:
         # The file may be of another training in this folder.
         if str(stored["head"]) != _digest(loaded.model.head):
             return None
-        split = with_left_out(data.val, stored["names"], stored["logits"])
+        split = with_left_out(data.val, config, stored["names"], stored["logits"])
     if split is None:
         return None
     log.info(f"{SOURCE} scores of {path} are used, because these images trained the head")
     return replace(data, load_val=lambda: split, loads_slowly=False)
-
-
-def _key(name: Any) -> Any:
-    return name if isinstance(name, bytes) else np.asarray(name).tobytes()
 
 
 def _digest(head: nn.Module) -> str:

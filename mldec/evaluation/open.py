@@ -15,7 +15,7 @@ from mldec.checkpoint.state import Calibration
 from mldec.config.compose import override
 from mldec.config.schema import Config
 from mldec.data.fingerprint import fingerprint
-from mldec.data.types import DataModule
+from mldec.data.types import DataModule, same_images
 from mldec.errors import ConfigError
 from mldec.evaluation.frozen_features import reuse_tokens
 from mldec.evaluation.left_out import reuse_left_out
@@ -66,11 +66,13 @@ class EvaluationSetup:
 
         See `reuse_left_out` and `reuse_tokens`.
         """
-        stored = reuse_left_out(self.data, self.loaded)
+        stored = reuse_left_out(self.data, self.loaded, self.config)
         if stored is not None:
             return stored
         is_fitted = hasattr(self.loaded.model.head, "fit")
-        if is_fitted and self.loaded.fingerprint == fingerprint(self.data.val):
+        is_same = self.loaded.fingerprint == fingerprint(self.data.val)
+        # Images of two folders may have the same fingerprint.
+        if is_fitted and is_same and same_images(self.data.train, self.data.val):
             log.warning(
                 f"{self.path} was fitted to these images and their leave-one-out scores cannot be "
                 f"used (they need {LEFT_OUT} of the run and its settings), so the metrics are too "

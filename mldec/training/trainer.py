@@ -21,7 +21,7 @@ from mldec.data.fingerprint import fingerprint
 from mldec.data.loader import Batch, TrainBatches, end_workers, labels_of, train_loader
 from mldec.data.types import DataModule
 from mldec.errors import DataError, Stopped, UserError
-from mldec.evaluation.left_out import SOURCE, with_left_out
+from mldec.evaluation.left_out import SOURCE, image_names, with_left_out
 from mldec.evaluation.left_out import write as write_left_out
 from mldec.evaluation.output import Results, left_out, same_scores
 from mldec.evaluation.run import MeanLoss, evaluate_all, memory_advice, score
@@ -211,16 +211,16 @@ class Trainer:
         warn(*uncertain_classes(HeadFit.labels(split), split.classes.names))
         self.calibration = calibrate(left_out, split, self.config)
 
-        keys = split.dataset.storage.keys  # type: ignore[attr-defined]
-        write_left_out(self.files.last.parents[1], head, keys, left_out)
-        stored = with_left_out(self.data.val, keys, left_out)
+        names = image_names(split, self.config)
+        write_left_out(self.files.last.parents[1], head, names, left_out)
+        stored = with_left_out(self.data.val, self.config, names, left_out)
         if stored is not None:
             self.source = SOURCE
             self.data = dataclasses.replace(self.data, load_val=lambda: stored)
             return
 
         # The validation images follow as usual.
-        trained = with_left_out(split, keys, left_out)
+        trained = with_left_out(split, self.config, names, left_out)
         assert trained is not None
         data = dataclasses.replace(self.data, load_val=lambda: trained)
         [results] = evaluate_all([self.learner.model], data, self.config, device=self.device)

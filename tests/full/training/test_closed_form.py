@@ -163,7 +163,8 @@ def test_run_continues_after_a_stop_during_the_features(cli, photos, monkeypatch
         def save_and_stop(file, array):
             save(file, array)
             files.append(file)
-            if len(files) == 5:
+            # Each file has two arrays.
+            if len(files) == 10:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         patched.setattr(frozen_features.np, "save", save_and_stop)
@@ -178,3 +179,26 @@ def test_run_continues_after_a_stop_during_the_features(cli, photos, monkeypatch
         torch.testing.assert_close(parts["model"][name], tensor, rtol=1e-3, atol=1e-3)
     # An ended run has nothing left to do.
     assert "nothing is left" in cli("train", *words, "resume=auto").out
+
+
+def test_photos_of_two_folders_may_have_the_same_names(cli, photos):
+    """Their keys inside the folders are equal, but the training did not see the validation."""
+    rng = np.random.default_rng(1)
+    for split in ("train", "val"):
+        for number in range(12):
+            name = ["red", "green"][number % 2]
+            path = Path("classes", split, name, f"{number:02}.png")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(-20, 20, (40, 40, 3)) + COLORS[name]
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path)
+    words = [word for word in WORDS if not word.startswith("data.root")]
+    out = cli.out("train", *words, "data=folders", "data.root=classes", "name=two")
+    [loo, line] = lines("two")
+    assert "loo/top1" in loo
+    assert "source" not in line
+    assert "val/top1" in line
+
+    tokens = list(Path("cache").glob("tokens-*/*.npy"))
+    assert len(tokens) == 24, out
+    cli.out("evaluate", "outputs/two")
+    assert "leave-one-out" not in cli.out("evaluate", "outputs/two")
