@@ -37,11 +37,12 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
-@pytest.fixture(autouse=True)
-def torch_engine(request, monkeypatch):
+@pytest.fixture(autouse=True, scope="session")
+def torch_engine():
     """Compute backbones in torch, because the numbers of OpenVINO differ slightly."""
-    if "openvino" not in request.path.name:
-        monkeypatch.setattr("mldec.backbones.openvino_backbone.is_installed", lambda: False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mldec.backbones.openvino_backbone.is_installed", lambda: False)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -569,7 +569,8 @@ class Trainer:
         self.learner.skipped = saved.log.skipped
         self.epoch = saved.epoch
         self.metrics = saved.metrics
-        self.calibration = saved.calibration
+        if self.is_fitted:
+            self.calibration = saved.calibration
         self.best = saved.best
         self.lines = saved.log.lines
         self.bad_images = saved.log.bad_images

@@ -146,7 +146,7 @@ def test_file_listed_twice_is_no_copy():
     images = ImageCheck(np.arange(4), np.array([7, 8, 7, 8], np.uint64), {}, {})
     copies, listed_twice = _find_duplicates(dataset, from_dense(DENSE), images)
     assert listed_twice == ["a.jpg is listed twice, with different labels"]
-    assert copies == ["3.jpg is a copy of 1.jpg"]
+    assert copies == ["3.jpg is a copy of 1.jpg, with different labels"]
 
 
 def test_ids_of_file_listed_twice_are_named(cli, root):

@@ -104,7 +104,7 @@ def test_all_formats_have_the_same_rows(cli, best, photos, predict):
     # The console has a line per image. Standard output contains only the rows.
     status, out, err = predict()
     precision, first, *others = out.splitlines()
-    assert precision == f"{best}: scoring in fp32 on cpu"
+    assert precision == f"{best}: scoring in fp32 on cpu with torch"
     scores = ", ".join(f"{item['name']} {item['score']:.3f}" for item in rows[0]["predictions"])
     assert (status, first, len(others)) == (1, f"{photos / '0.png'}: {scores}", 8)
     for option, read in (("--jsonl", rows_of), ("--json", json.loads)):

@@ -322,6 +322,7 @@ class MeanColors:
     thresholds = None
     transform = EvalTransform(image_size=8)
     decoder = "pillow"
+    min_side = None
     device = torch.device("cpu")
     image_size = shorter_side = 8
 

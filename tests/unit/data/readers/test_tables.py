@@ -479,7 +479,7 @@ def test_record_is_read_to_the_same_images(tmp_path, frame, monkeypatch):
     assert {"dog", "cat"} == set(parsed.table.classes)
     assert parsed.table.files.tolist() == [b"a.jpg", b"b.jpg", b"in/c.jpg"]
 
-    (tmp_path / "record.csv").write_text(to_csv(parsed))
+    (tmp_path / "record.csv").write_text(to_csv(parsed.table, parsed.splits))
     classes = list(parsed.table.classes) if parsed.by_column else None
     arguments = {"root": str(tmp_path), "file": "record.csv", "classes": classes}
     load = partial(csv_table, division=HoldOut(val_fraction=0.4), **arguments)
