@@ -101,8 +101,7 @@ def test_all_arguments_are_listed(part: str, pages: dict[str, str]) -> None:
                 expected |= {field.name for field in dataclasses.fields(parameter.annotation)}
             else:
                 expected.add(parameter.name)
-        runtime = {"in_features", "num_classes", "label_counts", "train_images", "all_reduce"}
-        expected -= runtime
+        expected.difference_update(signatures.RUNTIME_ARGUMENTS[part])
 
         listed = names(page, target.__name__)
         if part == "data":
