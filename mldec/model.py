@@ -73,6 +73,16 @@ class Classifier(nn.Module):
             return self.head(tokens, word_vectors, attention=True)
         return self.head(tokens, word_vectors)
 
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the head is fitted in closed form instead of trained by gradients."""
+        return hasattr(self.head, "fit")
+
+    @property
+    def needs_blocks(self) -> bool:
+        """Whether the head takes blocks of pooled features instead of tokens."""
+        return getattr(self.head, "features", None) == "blocks"
+
     def mean_token(self, tokens: Tensor) -> Tensor:
         """Return the mean token float32 [B, C] from the output of the backbone."""
         sizes = getattr(self.backbone, "block_sizes", None)

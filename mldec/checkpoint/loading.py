@@ -446,7 +446,7 @@ def load_strict(
 def _copy_fitting(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> str:
     """Copy all tensors that fit. The head may differ, but not the backbone. Returns a report."""
     # A head that is fitted in closed form needs no initial weights.
-    if hasattr(model.head, "fit"):
+    if model.is_fitted:
         tensors = {name: value for name, value in tensors.items() if not name.startswith(HEAD)}
     allocate(model, tensors)
 

@@ -1,15 +1,10 @@
-"""Find data in folders: the forms of data sets, and image files by a part of their path."""
+"""Recognize the form of the data in a folder."""
 
-import logging
-from collections.abc import Sequence
 from os import DirEntry
 from pathlib import Path, PurePath
 
-from mldec.data.images import NOT_READ, READ
-from mldec.data.photos import SkippedFiles, files_below, user_entries
-from mldec.errors import DataError
-
-log = logging.getLogger("mldec")
+from mldec.data.images import READ
+from mldec.data.photos import user_entries
 
 # Files of other forms, and the settings that read them.
 _FILES = {
@@ -47,37 +42,3 @@ def _has_image(entry: DirEntry[str]) -> bool:
     if not entry.is_dir():
         return False
     return any(PurePath(file.name).suffix.lower() in READ for file in user_entries(entry.path))
-
-
-def find_files(folder: Path, paths: Sequence[str]) -> list[str]:
-    """Replace paths without a suffix or without inner folders by the only file that fits.
-
-    The folder is only searched if the first path has no suffix or does not exist. Paths that no
-    file fits are returned unchanged. Raises DataError if several files fit.
-    """
-    is_whole = PurePath(paths[0]).suffix.lower() in READ | NOT_READ
-    if not folder.is_dir() or (is_whole and (folder / paths[0]).is_file()):
-        return list(paths)
-
-    # Maps the names of files, with and without their suffix, to their paths.
-    files: dict[str, list[str]] = {}
-    for entry in map(Path, files_below(folder, SkippedFiles())):
-        if entry.suffix.lower() in READ:
-            file = entry.relative_to(folder).as_posix()
-            files.setdefault(entry.name, []).append(file)
-            files.setdefault(entry.stem, []).append(file)
-
-    found = []
-    for path in paths:
-        fitting = []
-        for file in sorted(files.get(path.rpartition("/")[2], [])):
-            without_suffix = file.removesuffix(PurePath(file).suffix)
-            if any(f"/{form}".endswith(f"/{path}") for form in (file, without_suffix)):
-                fitting.append(file)
-        if len(fitting) > 1 and path not in fitting:
-            fault = f"{path} is {fitting[0]} or {fitting[1]}"
-            raise DataError(f"{folder}: {fault}; set data.images, or write the whole paths")
-        found.append(fitting[0] if len(fitting) == 1 else path)
-    count = sum(file != path for file, path in zip(found, paths, strict=True))
-    log.info(f"{folder}: {count:,} of {len(paths):,} images were found by their names")
-    return found

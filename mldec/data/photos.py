@@ -188,6 +188,9 @@ class PhotoFinder:
         # Maps a folder to the names of its files, by name and by stem.
         self._listings: dict[str, dict[str, list[str]]] = {}
 
+        # Maps the names and stems of all photos below the folder to their paths.
+        self._below: defaultdict[str, list[str]] | None = None
+
     def find(self, path: str, where: str | Path) -> str | None:
         """Return the path of an existing photo, or None.
 
@@ -210,6 +213,30 @@ class PhotoFinder:
             if found:
                 return f"{parent}{slash}{found[0]}"
         return None
+
+    def find_below(self, path: str, where: str | Path) -> str | None:
+        """Return the only photo below the folder whose path ends with `path`, or None.
+
+        The name may lack its suffix: `in/1` finds x/in/1.png. Tables often list only the names of
+        photos that are in inner folders. For `where` and the error see `find`.
+        """
+        if self._below is None:
+            self._below = defaultdict(list)
+            for file in files_below(self._folder, SkippedFiles()):
+                photo = PurePath(file).relative_to(self._folder)
+                if photo.suffix.lower() in READ:
+                    self._below[photo.name].append(photo.as_posix())
+                    self._below[photo.stem].append(photo.as_posix())
+
+        found = []
+        for photo_path in self._below.get(path.rpartition("/")[2], []):
+            without_suffix = photo_path.removesuffix(PurePath(photo_path).suffix)
+            if f"/{photo_path}".endswith(f"/{path}") or f"/{without_suffix}".endswith(f"/{path}"):
+                found.append(photo_path)
+        if len(found) > 1:
+            fault = f"{path!r} may be {found[0]} or {found[1]} in {self._folder}"
+            raise DataError(f"{where}: {fault}; set data.images, or write the whole paths")
+        return found[0] if found else None
 
     def _list(self, parent: str) -> dict[str, list[str]]:
         listing: defaultdict[str, list[str]] = defaultdict(list)

@@ -106,7 +106,7 @@ def with_tokens(
             "train.cache_features: it supports one process; start the run without torchrun"
         )
     backbone = model.backbone
-    pooled = getattr(model.head, "features", None) == "blocks"
+    pooled = model.needs_blocks
     converted = pooled and uses_openvino(recorded(config.train.engine), device)
     options: dict[str, Any] = {"pooled": pooled, "converted": converted}
     network = _network_key(backbone, data, config, device, **options)

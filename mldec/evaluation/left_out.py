@@ -76,7 +76,7 @@ def reuse_left_out(data: DataModule, loaded: Loaded, config: Config) -> DataModu
     """
     folder = folder_of_run(loaded.path)
     dataset = data.val.dataset
-    if folder is None or not hasattr(loaded.model.head, "fit") or loaded.model.views is not None:
+    if folder is None or not loaded.model.is_fitted or loaded.model.views is not None:
         return None
     path = folder / LEFT_OUT
     same_input = getattr(dataset, "transform", None) == loaded.transform

@@ -69,10 +69,9 @@ class EvaluationSetup:
         stored = reuse_left_out(self.data, self.loaded, self.config)
         if stored is not None:
             return stored
-        is_fitted = hasattr(self.loaded.model.head, "fit")
         is_same = self.loaded.fingerprint == fingerprint(self.data.val)
         # Images of two folders may have the same fingerprint.
-        if is_fitted and is_same and same_images(self.data.train, self.data.val):
+        if self.loaded.model.is_fitted and is_same and same_images(self.data.train, self.data.val):
             log.warning(
                 f"{self.path} was fitted to these images and their leave-one-out scores cannot be "
                 f"used (they need {LEFT_OUT} of the run and its settings), so the metrics are too "

@@ -57,7 +57,7 @@ class Trainer:
         self.device = device
         # `StopRequest()` never requests a stop.
         self.stop = StopRequest() if stop is None else stop
-        self.is_fitted = hasattr(model.head, "fit")
+        self.is_fitted = model.is_fitted
         if self.is_fitted:
             # The fit is an epoch of one step.
             train = dataclasses.replace(config.train, epochs=1, min_steps=None, stop_epoch=None)

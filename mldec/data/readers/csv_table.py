@@ -26,8 +26,8 @@ from mldec.data.columns import (
     split_names,
 )
 from mldec.data.labels import Labels, from_statements
-from mldec.data.layouts import describe_layouts, find_files
-from mldec.data.photos import user_entries
+from mldec.data.layouts import describe_layouts
+from mldec.data.photos import PhotoFinder, user_entries
 from mldec.data.settings import Source
 from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
 from mldec.data.table import Annotations, Table, encode_paths, path_inside
@@ -318,9 +318,27 @@ def _image_paths(
     images: dict[str, int] = {}
     # Absolute paths may have a large common folder, such as /, and name their files.
     if is_searched:
-        paths = find_files(folder, paths)
+        paths = _located(sheet, paths, rows, folder)
     numbers = [images.setdefault(path, len(images)) for path in paths]
     return list(images), np.array(numbers)[codes], folder
+
+
+def _located(sheet: Sheet, paths: list[str], rows: np.ndarray, folder: Path) -> list[str]:
+    """Replace names without a suffix or without inner folders by the paths of their only photos.
+
+    Nothing is searched if the first path exists, because a search lists all folders.
+    """
+    if not folder.is_dir() or (folder / paths[0]).is_file():
+        return paths
+
+    finder = PhotoFinder(folder)
+    located = []
+    for path, row in zip(paths, rows, strict=True):
+        where = sheet.where(row)
+        located.append(finder.find(path, where) or finder.find_below(path, where) or path)
+    count = sum(found != path for found, path in zip(located, paths, strict=True))
+    log.info(f"csv: {count:,} of {len(paths):,} images were found in {folder} by their names")
+    return located
 
 
 def _merged(

@@ -148,7 +148,7 @@ class TorchEngine:
         self.loaded = loaded
         self.compiled = compiled
         self._engine = engine
-        if engine is EngineName.auto and hasattr(loaded.model.head, "fit"):
+        if engine is EngineName.auto and loaded.model.is_fitted:
             engine = recorded(loaded.config.train.engine)
         is_converted = uses_openvino(engine, next(loaded.model.parameters()).device)
         self.program = "OpenVINO" if is_converted and not compiled else "torch"

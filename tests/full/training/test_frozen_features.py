@@ -41,7 +41,8 @@ def test_run_on_tokens_equals_run_of_frozen_backbone(train, cli):
     assert any("tokens of 0 of 16 training images are cached" in line for line in lines)
     assert with_cache["model"].keys() == without["model"].keys()
     for key, value in without["model"].items():
-        # Batches of another size round differently, and AdamW amplifies it where gradients are near 0.
+        # Tokens are computed in other batches. Where gradients are near 0, AdamW amplifies their
+        # rounding, which depends on the processor and the number of threads.
         torch.testing.assert_close(with_cache["model"][key], value, atol=1e-3, rtol=1e-3)
     assert with_cache["metrics"] == pytest.approx(without["metrics"], abs=0.5)
 

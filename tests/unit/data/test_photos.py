@@ -63,7 +63,7 @@ def test_rows_of_table_may_leave_out_the_suffix(tmp_path):
     assert names(build().train) == ["1.png"]
     write_picture(build.root / "a" / "1.jpeg")
     table.write_text(rows)
-    assert "a/1 is a/1.jpeg or a/1.png" in build.fault()
+    assert "'a/1' may be 1.jpeg or 1.png" in build.fault()
 
 
 def test_list_of_yolo_may_leave_out_the_suffix(tmp_path):

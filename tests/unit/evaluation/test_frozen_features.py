@@ -169,7 +169,7 @@ def test_evaluation_computes_tokens_of_its_precision_once(caplog):
     trained, data = composed("train.precision=bf16")
     backbone = Counting()
     cached(backbone, "train.precision=bf16").load_train()
-    model = SimpleNamespace(backbone=backbone, head=nn.Identity(), views=None)
+    model = SimpleNamespace(backbone=backbone, head=nn.Identity(), needs_blocks=False, views=None)
     loaded = SimpleNamespace(config=trained, model=model, transform=data.transform)
     assert backbone.images == 16
 
