@@ -1,7 +1,6 @@
 """Frozen backbones converted to OpenVINO, which computes them faster than torch on a CPU."""
 
 import contextlib
-import hashlib
 import importlib.util
 import logging
 import os
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError, brief
-from mldec.files.cache import cache_folder
+from mldec.files.cache import cache_folder, network_hash
 from mldec.runtime.devices import EngineName
 
 log = logging.getLogger("mldec")
@@ -100,7 +99,9 @@ def convert(backbone: nn.Module, image_size: int, half: torch.dtype | None = Non
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
     expected = backbone(images).float()
-    folder = cache_folder(None) / f"openvino-{_key(backbone, image_size)}"
+    versions = [version(package) for package in ("openvino", "torch", "timm")]
+    key = network_hash(backbone, versions, image_size, backbone)
+    folder = cache_folder(None) / f"openvino-{key}"
     try:
         openvino = _import_openvino()
         if not folder.exists():
@@ -145,13 +146,3 @@ def _store(network: Any, folder: Path, openvino: Any) -> None:
             temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _key(backbone: nn.Module, image_size: int) -> str:
-    """Return a hash of the layers and weights of a backbone, and of the versions."""
-    versions = [version("openvino"), version("torch"), version("timm")]
-    digest = hashlib.sha256(repr((versions, image_size, backbone)).encode())
-    for name, value in backbone.state_dict().items():
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]

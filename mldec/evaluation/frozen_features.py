@@ -23,7 +23,7 @@ from mldec.data.types import DataModule, Split, StoredImages, same_images
 from mldec.errors import ConfigError, DataError, Stopped, naming_errors
 from mldec.evaluation.run import memory_advice
 from mldec.files.atomic import replacing
-from mldec.files.cache import cache_folder
+from mldec.files.cache import cache_folder, network_hash
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.console import progress_bar
@@ -251,9 +251,4 @@ def _network_key(
         facts += ("pooled",)
     if converted:
         facts += ("openvino", version("openvino"))
-
-    digest = hashlib.sha256(repr(facts).encode())
-    for name, value in backbone.state_dict().items():
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.cpu().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+    return network_hash(backbone, facts)

@@ -1,6 +1,5 @@
 """Leave-one-out scores of the training images, which replace their own scores in evaluations."""
 
-import hashlib
 import logging
 import os
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from mldec.data.table import encode_paths
 from mldec.data.types import DataModule, Split, StoredImages
 from mldec.errors import naming_errors
 from mldec.files.atomic import replacing
+from mldec.files.cache import network_hash
 from mldec.files.run_folder import LEFT_OUT, RESTORE, folder_of_run
 
 log = logging.getLogger("mldec")
@@ -52,7 +52,7 @@ def image_names(split: Split, config: Config) -> np.ndarray:
 def write(folder: Path, head: nn.Module, names: np.ndarray, logits: np.ndarray) -> None:
     """Write the left-out logits [N, K] of images, see `image_names`, to the folder of a run."""
     with replacing(folder / LEFT_OUT, of_run=True) as file:
-        np.savez(file, names=names, logits=logits, head=_digest(head))
+        np.savez(file, names=names, logits=logits, head=network_hash(head))
 
 
 def with_left_out(
@@ -85,17 +85,10 @@ def reuse_left_out(data: DataModule, loaded: Loaded, config: Config) -> DataModu
 
     with naming_errors(path, remedy=RESTORE), np.load(path, allow_pickle=False) as stored:
         # The file may be of another training in this folder.
-        if str(stored["head"]) != _digest(loaded.model.head):
+        if str(stored["head"]) != network_hash(loaded.model.head):
             return None
         split = with_left_out(data.val, config, stored["names"], stored["logits"])
     if split is None:
         return None
     log.info(f"{SOURCE} scores of {path} are used, because these images trained the head")
     return replace(data, load_val=lambda: split, loads_slowly=False)
-
-
-def _digest(head: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for tensor in head.state_dict().values():
-        digest.update(tensor.cpu().numpy().tobytes())
-    return digest.hexdigest()

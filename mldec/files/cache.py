@@ -1,15 +1,19 @@
 """The cache folder, and cached arrays."""
 
+import hashlib
 import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mldec.errors import DataError, brief
 from mldec.files.atomic import replacing
+
+if TYPE_CHECKING:
+    from torch import nn
 
 log = logging.getLogger("mldec")
 
@@ -21,6 +25,17 @@ def cache_folder(cache_dir: str | None) -> Path:
     """Return the cache folder: the setting, else $XDG_CACHE_HOME/mldec, else ~/.cache/mldec."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mldec")
     return Path(cache_dir or default).expanduser()
+
+
+def network_hash(network: "nn.Module", *facts: object) -> str:
+    """Return a hash of the tensors of a network and of other facts, as a name in the cache."""
+    import torch
+
+    digest = hashlib.sha256(repr(facts).encode())
+    for name, value in network.state_dict().items():
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def write_cached(path: Path, key: str, arrays: Mapping[str, Any]) -> None:
