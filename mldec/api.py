@@ -117,15 +117,7 @@ def fit(
     folder = Path("outputs", config.name).absolute()
     if overwrite:
         set_aside(folder)
-    annotations = None
-    if isinstance(data, str | os.PathLike):
-        path = Path(data).expanduser().absolute()
-        settings = {"root": str(path)}
-        if _is_table(data):
-            settings = {"root": str(path.parent), "file": path.name}
-        config = replace(config, data=config.data | settings)
-    elif data is not None:
-        config, annotations = _parse_table(config, data, folder)
+    config, annotations = _with_data(config, data, folder)
 
     try:
         with console_output(verbose=verbose):
@@ -189,6 +181,20 @@ def _is_table(data: Any) -> bool:
     if not isinstance(data, str | os.PathLike):
         return True
     return Path(data).suffix.lower() in (*SUFFIXES, ".txt")
+
+
+def _with_data(config: Config, data: Any, folder: Path) -> tuple[Config, Annotations | None]:
+    """Return the config for some data, see `fit`, and the parsed table if it is in memory."""
+    if data is None:
+        return config, None
+    if not isinstance(data, str | os.PathLike):
+        return _parse_table(config, data, folder)
+
+    path = Path(data).expanduser().absolute()
+    settings = {"root": str(path)}
+    if _is_table(data):
+        settings = {"root": str(path.parent), "file": path.name}
+    return replace(config, data=config.data | settings), None
 
 
 def _parse_table(config: Config, data: Any, folder: Path) -> tuple[Config, Annotations]:
