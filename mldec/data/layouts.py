@@ -1,4 +1,4 @@
-"""Find data in folders: the forms of data sets, and image files by a part of their path."""
+"""Recognition of dataset formats in a folder, and search for image files by partial paths."""
 
 import logging
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from mldec.errors import DataError
 
 log = logging.getLogger("mldec")
 
-# Files of other forms, and the settings that read them.
+# Files that identify a dataset format, and the settings that read it.
 _FILES = {
     "data.yaml": "data=yolo",
     "data.yml": "data=yolo data.file=data.yml",
@@ -25,12 +25,12 @@ _FILES = {
 
 
 def find_layouts(folder: Path) -> dict[str, str]:
-    """Return the files of known forms of data in a folder, and the settings that read them."""
+    """Return the files of known dataset formats in a folder, and the settings that read them."""
     layouts = {name: settings for name, settings in _FILES.items() if (folder / name).exists()}
     if "train/_annotations.coco.json" in layouts and (folder / "valid").is_dir():
         layouts["train/_annotations.coco.json"] += " data.val=valid"
 
-    # Class folders contain images, and folders of splits contain class folders.
+    # At least two folders with images are class folders. They may be in folders of splits.
     parts = [folder / name for name in ("train", "val") if (folder / name).is_dir()] or [folder]
     if not layouts and all(sum(map(_has_image, user_entries(part))) > 1 for part in parts):
         layouts["class folders"] = "data=folders"
@@ -38,7 +38,7 @@ def find_layouts(folder: Path) -> dict[str, str]:
 
 
 def describe_layouts(folder: Path) -> str:
-    """Return the settings that read a folder without data.csv, for a message."""
+    """Describe how to read a folder without data.csv: the formats in it, as text for a message."""
     found = [f"{name} (add {settings})" for name, settings in find_layouts(folder).items()]
     return f"found {', '.join(found)}" if found else "add it, or set data.file to a table"
 
@@ -50,10 +50,17 @@ def _has_image(entry: DirEntry[str]) -> bool:
 
 
 def find_files(folder: Path, paths: Sequence[str]) -> list[str]:
-    """Replace paths without a suffix or without inner folders by the only file that fits.
+    """Complete the paths of images, which may lack the suffix or the first folders.
 
-    The folder is only searched if the first path has no suffix or does not exist. Paths that no
-    file fits are returned unchanged. Raises DataError if several files fit.
+    The folder is searched only if the first path has no suffix or does not exist, because a search
+    takes long. Paths without a matching file are returned unchanged, and are reported later.
+
+    Args:
+        folder: Folder of the images.
+        paths: Paths relative to the folder, at least one.
+
+    Raises:
+        DataError: If several files match a path.
     """
     is_whole = PurePath(paths[0]).suffix.lower() in READ | NOT_READ
     if not folder.is_dir() or (is_whole and (folder / paths[0]).is_file()):
