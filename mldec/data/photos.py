@@ -61,8 +61,8 @@ def is_junk(path: str, parent: str = "") -> bool:
 class SkippedFiles:
     """Counter of the files that a listing skips, with examples.
 
-    Image files of unsupported formats are counted by suffix. Junk (see `is_junk`) is only counted if
-    it is a folder or has the suffix of an image file, because users do not miss other files.
+    Image files of unsupported formats are counted by suffix. Junk (see `is_junk`) is counted only
+    if it is a folder or has the suffix of an image file, because users do not miss other files.
     """
 
     def __init__(self) -> None:

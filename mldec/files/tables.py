@@ -233,7 +233,7 @@ def _open(
         is_known = not set(known).isdisjoint(map(simple_name, names))
         return is_known and len(names) > 1, len(names)
 
-    # The best delimiter divides the header into several names with an expected one, or else into the
+    # The best delimiter divides the header into several names with an expected one, or else into
     # most names.
     delimiter = max(_DELIMITERS, key=is_better)
     if separator:
