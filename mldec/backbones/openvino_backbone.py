@@ -1,4 +1,4 @@
-"""Frozen backbones converted to OpenVINO, which computes them faster than torch on a CPU."""
+"""Conversion of frozen backbones to OpenVINO, which is faster than torch on a CPU."""
 
 import contextlib
 import importlib.util
@@ -20,12 +20,12 @@ from mldec.runtime.devices import EngineName
 
 log = logging.getLogger("mldec")
 
-# Maximum error relative to the norm of the output. Rounding errors are near 1e-6 in float32 and
-# near 1e-2 in bfloat16, which has 8 bits of precision.
+# Maximum norm of the difference to torch, relative to the norm of the output. Rounding errors are
+# near 1e-6 in float32, and near 1e-2 in bfloat16, which has 8 bits of precision.
 MAX_ERROR = {None: 1e-3, torch.bfloat16: 5e-2}
 PRECISIONS = {None: "f32", torch.bfloat16: "bf16"}
 
-NETWORK = "network.xml"  # in a folder of the cache, beside its weights
+NETWORK = "network.xml"  # file in a folder of the cache, which also has the weights
 
 
 def is_installed() -> bool:
@@ -34,10 +34,10 @@ def is_installed() -> bool:
 
 
 def uses_openvino(engine: EngineName, device: torch.device) -> bool:
-    """Return whether OpenVINO computes a backbone on a device. It is only used on a CPU.
+    """Return True if OpenVINO computes a backbone on a device: only on a CPU, and if installed.
 
     Raises:
-        ConfigError: If OpenVINO is required and not installed.
+        ConfigError: If the setting requires OpenVINO and it is not installed.
     """
     if engine is EngineName.openvino and not is_installed():
         raise ConfigError("engine=openvino: it is not installed; run pip install -e '.[cpu]'")
@@ -45,7 +45,11 @@ def uses_openvino(engine: EngineName, device: torch.device) -> bool:
 
 
 def recorded(engine: EngineName) -> EngineName:
-    """Return the engine in a checkpoint, or torch if it is not installed on this machine."""
+    """Return the engine of a checkpoint, or torch if its engine is not installed here.
+
+    A head that was fitted to features of one program is evaluated with the same program, because
+    the rounding errors of both differ.
+    """
     if engine is EngineName.openvino and not is_installed():
         log.warning(
             "the head was fitted to features of OpenVINO, which is not installed: torch computes "
@@ -65,7 +69,9 @@ def _import_openvino() -> Any:
 
 
 class OpenVinoBackbone(nn.Module):
-    """A backbone in OpenVINO. It has no parameters, and its weights do not follow later changes.
+    """A backbone that was compiled by OpenVINO.
+
+    It has no parameters. Later changes of the weights in torch have no effect on it.
 
     Args:
         compiled: Compiled model of OpenVINO.
@@ -83,18 +89,21 @@ class OpenVinoBackbone(nn.Module):
 
 @torch.no_grad()
 def convert(backbone: nn.Module, image_size: int, half: torch.dtype | None = None) -> nn.Module:
-    """Return a backbone that is computed by OpenVINO, or the backbone itself if that fails.
+    """Convert a backbone to OpenVINO.
 
-    It fails if OpenVINO does not support one of the operations, or if the outputs for random images
-    differ by more than rounding. The log then says so. The converted network is stored in the cache
-    folder, because the conversion takes seconds.
+    The conversion fails if OpenVINO does not support an operation, or if the outputs for random
+    images differ from torch by more than rounding errors. A warning is logged then, and the
+    backbone itself is returned. The converted network is stored in the cache folder, because the
+    conversion takes seconds.
 
     Args:
-        backbone: Network on the CPU in evaluation mode, from images uint8 [B, 3, S, S] to a tensor.
-        image_size: S, in pixels.
+        backbone: Network on the CPU in evaluation mode that maps images uint8 [B, 3, S, S] to a
+            tensor.
+        image_size: Side S of the images in pixels.
         half: None for float32, or torch.bfloat16.
     """
-    # Three images: a conversion that only works for the two images of its trace is not used.
+    # The trace has two images. Verify the conversion with three, because a network may contain the
+    # number of images as a constant.
     shape = (3, 3, image_size, image_size)
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
@@ -118,14 +127,14 @@ def convert(backbone: nn.Module, image_size: int, half: torch.dtype | None = Non
         if not error <= MAX_ERROR[half]:
             raise ValueError(f"its output differs by {error:.1g} of its norm")
     except Exception as problem:
-        # OpenVINO raises RuntimeError and errors of its own for unsupported operations.
+        # OpenVINO raises RuntimeError and its own types of errors for unsupported operations.
         log.warning(f"OpenVINO does not compute this backbone ({brief(problem)}); torch is used")
         return backbone
     return converted.eval()
 
 
 def _converted(openvino: Any, backbone: nn.Module, image_size: int) -> Any:
-    """Return the network of OpenVINO for any number of images."""
+    """Return the network of OpenVINO for any number of images and a fixed image size."""
     images = torch.zeros(2, 3, image_size, image_size, dtype=torch.uint8)
     with warnings.catch_warnings():
         # The tracer of torch warns of its deprecation and of constants in the shapes of layers.
@@ -136,7 +145,7 @@ def _converted(openvino: Any, backbone: nn.Module, image_size: int) -> Any:
 
 
 def _store(network: Any, folder: Path, openvino: Any) -> None:
-    """Write a network to a folder, which appears when it is complete."""
+    """Write a network to a folder atomically."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     try:

@@ -19,7 +19,8 @@ from mldec.config.schema import HARMLESS, PARTS, RETIRED, SHORT_FORMS, Config, I
 from mldec.config.values import escaped, hydra_value, literal, parsed
 from mldec.errors import ConfigError, suggest
 
-# Settings outside the schema: arguments of the parts and of the optimizer.
+# Keys outside the schema: arguments of the parts, which their signatures define. OPEN_KEY also has
+# the keys of mappings, which `configs/config.yaml` need not contain.
 ARGUMENT = re.compile(rf"(?:{'|'.join(PARTS)})\.")
 OPEN_KEY = re.compile(rf"{ARGUMENT.pattern}|(?:init|optim\.options)\.|optim\.options$")
 
@@ -48,16 +49,24 @@ def to_hydra(words: list[str]) -> list[str]:
     """Check keys and option names of a command line, and convert it to Hydra's syntax.
 
     `head.num_groups=20` becomes `++head.num_groups=20`, so that the YAML need not contain the key.
-    Flags come first, because Hydra's parser drops settings after them. Texts are quoted, and so are
-    all arguments of parts, whose types are only known after the composition; see `parse`.
+    Text is quoted, because Hydra would parse it. All arguments of parts are quoted, because their
+    types are only known after the composition; `parse` converts them.
+
+    Args:
+        words: Words of the command line.
+
+    Returns:
+        Flags such as --multirun, and then the settings, because Hydra's parser drops settings that
+        are followed by a flag.
 
     Raises:
         ConfigError: If a key or an option does not exist.
     """
     words = [SHORT_FORMS.get(word, word) for word in words]
-    # With other settings of `init`, its short form means the path.
+    # `init=FILE` is short for `init.path=FILE`. Hydra cannot merge text with other keys of `init`.
     if any(word.startswith("init.") for word in words):
         words = [re.sub("^init=", "init.path=", word) for word in words]
+    # Other folders may have further options, which are not known here.
     adds_folder = ("--config-dir", "-cd", "hydra.searchpath")
     has_own_folder = any(word.startswith(adds_folder) for word in words)
     is_sweep = not {"-m", "--multirun"}.isdisjoint(words)
@@ -70,6 +79,9 @@ def to_hydra(words: list[str]) -> list[str]:
         if value.startswith("~/"):
             value = str(Path(value).expanduser())
             word = f"{key}={value}"
+
+        # A word without "=" is the value of a flag (--config-dir FOLDER) or a typing error. Hydra
+        # reports both with a long message about its grammar.
         is_flag_value = previous.startswith("-") and "=" not in previous
         if not equals and not word.startswith(("-", "~")) and not is_flag_value:
             example = f"+experiment={word}" if word in options("experiment") else "train.epochs=3"
@@ -91,6 +103,7 @@ def to_hydra(words: list[str]) -> list[str]:
             hint = None if ARGUMENT.match(bare) else _schema_hint(bare)
             word = f"{key}={hydra_value(bare, value, hint, is_sweep=is_sweep)}"
 
+        # "++" adds or overrides a key. Without it, Hydra rejects keys that the YAML does not have.
         if key == bare and OPEN_KEY.match(bare):
             word = f"++{word}"
         settings.append(word)
@@ -109,6 +122,7 @@ def compose_with_options(words: list[str]) -> tuple[Config, dict[str, str]]:
             node = hydra.compose("config", to_hydra(words), return_hydra_config=True)
         options = dict(node.hydra.runtime.choices)
         overrides = list(node.hydra.overrides.task)
+        # The rest is the config. Hydra's own settings would be unknown keys.
         with open_dict(node):
             del node.hydra
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
@@ -120,9 +134,9 @@ def parse(values: DictConfig | dict[str, Any], overrides: Iterable[str] = ()) ->
     """Validate Hydra's composition, whose interpolations are resolved, or a literal dictionary.
 
     Args:
-        values: A node of OmegaConf, or the dictionary in a checkpoint.
-        overrides: Words of `to_hydra` in `values`. Their arguments of parts are quoted text, which
-            is converted to the types of the chosen parts here.
+        values: Composed node, or the dictionary in a checkpoint.
+        overrides: Words of `to_hydra` that are part of `values`. Arguments of parts in them are
+            still text. They are converted to the types in the signatures of the parts.
 
     Raises:
         ConfigError: If a setting is unknown, missing or invalid.
@@ -133,7 +147,11 @@ def parse(values: DictConfig | dict[str, Any], overrides: Iterable[str] = ()) ->
             _drop_old_arguments(values, overrides)
             _convert_arguments(values, overrides)
             plain = OmegaConf.to_container(values, resolve=True)
+
+        # The interpolations are resolved. A remaining `${` is text, for example in a folder name.
         plain = escaped(plain)
+
+        # Checkpoints of older versions have settings that no longer exist.
         for key in RETIRED:
             section, _, name = key.partition(".")
             if isinstance(plain.get(section), dict):
@@ -154,17 +172,22 @@ def parse(values: DictConfig | dict[str, Any], overrides: Iterable[str] = ()) ->
 
 
 def _overridden_arguments(overrides: Iterable[str]) -> set[str]:
+    """Return the full keys of the arguments of parts in overrides, such as "head.num_groups"."""
     keys = {word.partition("=")[0].lstrip("+") for word in overrides}
     return set(filter(ARGUMENT.match, keys))
 
 
 def _drop_old_arguments(node: DictConfig, overrides: Iterable[str]) -> None:
-    """Remove the arguments of a part whose `_target_` is overridden, except overridden ones."""
+    """Remove the arguments of a part whose `_target_` is overridden, except overridden ones.
+
+    The option file has the arguments of its own target, which the new target may not accept.
+    """
     overridden = _overridden_arguments(overrides)
     for part in PARTS:
         if f"{part}._target_" not in overridden:
             continue
-        # Slow import. The settings of all readers belong to the recipe, not to the old reader.
+        # Import it here, because it imports torch. The settings of all readers, such as the image
+        # size, belong to the recipe and not to the old reader.
         from mldec.config.signatures import shared_settings
 
         kept = shared_settings() if part == "data" else set()
@@ -175,10 +198,14 @@ def _drop_old_arguments(node: DictConfig, overrides: Iterable[str]) -> None:
 
 
 def _convert_arguments(node: DictConfig, overrides: Iterable[str]) -> None:
-    """Convert the arguments of parts in overrides from text to their types, in place."""
+    """Convert the arguments of parts in overrides from text to their types, in place.
+
+    This is done after the composition, because the type of an argument depends on the part that is
+    selected, in the YAML or in any word.
+    """
     for key in _overridden_arguments(overrides):
         text = OmegaConf.select(node, key)
-        # The values of a sweep over range(1,4) are numbers.
+        # The values of a sweep over range(1,4) are numbers already.
         if isinstance(text, str):
             value = literal(text, _argument_hint(node, key))
             value = parsed(f"{key}={text}") if value is None else escaped(value)
@@ -186,24 +213,36 @@ def _convert_arguments(node: DictConfig, overrides: Iterable[str]) -> None:
 
 
 def _argument_hint(node: DictConfig, key: str) -> Any:
-    """Return the annotation of an argument of a part. An unknown argument is text."""
-    # Slow import, not needed for --help.
+    """Return the annotation of an argument of a part.
+
+    An unknown argument is text, which `build.check` rejects with the nearest name. Items of a
+    mapping (backbone.model_args.act_layer) have any type.
+    """
+    # Import it here, because it imports torch, which --help does not need.
     from mldec.config.signatures import arguments_of, locate
 
     part, _, name = key.partition(".")
     try:
         target = locate(part, OmegaConf.select(node, f"{part}._target_"), node.get("plugins") or ())
     except ConfigError:
+        # `build.check` raises this error again, together with the errors of the other parts.
         return Any
-    return Any if "." in name else arguments_of(part, target).get(name, (str, None))[0]
+    if "." in name:
+        return Any
+    hint, _ = arguments_of(part, target).get(name, (str, None))
+    return hint
 
 
 def _schema_hint(key: str) -> Any:
     """Return the annotation of a setting of the schema; `Any` for the options of the optimizer."""
+    # The schema has `Any` for `init`, because OmegaConf does not support unions with dataclasses.
+    if key == "init":
+        return str | dict | None
     section, _, name = key.rpartition(".")
-    kind = {**get_type_hints(Config), "": Config, "init": Init}.get(section)
+    sections = get_type_hints(Config) | {"": Config, "init": Init}
+    kind = sections.get(section)
     hints = get_type_hints(kind) if is_dataclass(kind) else {}
-    return str | dict | None if key == "init" else hints.get(name, Any)
+    return hints.get(name, Any)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -218,7 +257,7 @@ def to_yaml(config: Config) -> str:
 
 
 def resolved(values: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with resolved interpolations, such as those of `option`."""
+    """Return settings with resolved interpolations, for example the node of `option`."""
     return cast(Any, OmegaConf.to_container(OmegaConf.create(values), resolve=True))
 
 
@@ -229,7 +268,7 @@ def override(config: Config, words: list[str]) -> Config:
             raise ConfigError(f"'{word}': expected key=value, such as data.root=/data/coco")
 
     node = OmegaConf.create(escaped(to_dict(config)))
-    # Select options before their arguments, as Hydra does.
+    # Select options before their arguments, as Hydra does, regardless of the order of the words.
     words = sorted(to_hydra(words), key=lambda word: word.partition("=")[0] not in PARTS)
     try:
         for word in words:

@@ -1,4 +1,7 @@
-"""Signatures of the parts: the classes and functions of `_target_` nodes, and their arguments."""
+"""The classes and functions of `_target_` nodes, and the arguments that the nodes can set.
+
+The signature of a class or function is the only definition of its settings and their defaults.
+"""
 
 import dataclasses
 import importlib
@@ -15,14 +18,15 @@ from mldec.data.transforms import View
 from mldec.data.types import DataModule
 from mldec.errors import ConfigError, naming_errors
 
-# Modules in which parts must be defined. plugins=[...] adds third-party packages.
+# Modules in which parts must be defined, so that a checkpoint cannot run arbitrary code.
+# plugins=[...] adds third-party packages.
 HOMES = {
     "data": ("mldec.data.readers", "mldec.data.digits"),
     "backbone": ("mldec.backbones",),
     "head": ("mldec.heads",),
     "loss": ("mldec.losses",),
 }
-# Arguments that `build` passes to the target. They are not allowed in a node.
+# Arguments that `build` computes and passes to the target. Nodes cannot set them.
 RUNTIME_ARGUMENTS = {
     "data": ("annotations",),
     "backbone": ("blocks",),
@@ -43,11 +47,17 @@ Argument = tuple[Any, Any]
 class Resuming:
     """Setting of all `data` nodes; see `start.check_same_run`."""
 
-    changed: Literal["refuse", "allow"] = "refuse"  # resume a run on different training data
+    # Whether a run can be resumed on different training data: "refuse" raises an error.
+    changed: Literal["refuse", "allow"] = "refuse"
 
 
 def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[..., Any]:
     """Import the public class or function of a `_target_`.
+
+    Args:
+        kind: "data", "backbone", "head" or "loss".
+        target: Full name, such as "mldec.heads.MLDecoder".
+        plugins: Packages that the user has named, in which targets may also be defined.
 
     Raises:
         ConfigError: If it does not exist, or is not in a module of `HOMES[kind]` or in a plugin.
@@ -70,7 +80,7 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{kind}._target_: '{target}' does not exist: {error}") from error
 
-    # Names that are imported by the module, such as `mldec.heads.gap.nn`, are not allowed.
+    # A module also has the names that it imports, such as `mldec.heads.gap.nn`. They are not parts.
     is_defined_there = any(_inside(getattr(located, "__module__", ""), home) for home in homes)
     if kind == "data":
         expected = "function with the return annotation Source or DataModule"
@@ -88,7 +98,11 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
 
 
 def signature(target: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of a part. Annotations that are text are evaluated."""
+    """Return the signature of a part. Annotations in quotes are evaluated.
+
+    Raises:
+        ConfigError: If an annotation contains an unknown name.
+    """
     name = f"{target.__module__}.{target.__qualname__}"
     remedy = "define the names of its annotations in its module"
     with naming_errors(name, ConfigError, remedy=remedy):
@@ -96,7 +110,11 @@ def signature(target: Callable[..., Any]) -> inspect.Signature:
 
 
 def arguments_of(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
-    """Return the arguments of a part. A dataclass argument is replaced with its fields."""
+    """Return the arguments that a node can set, by name, with their annotations and defaults.
+
+    An argument that is a dataclass is replaced by its fields, so that the settings of a node are
+    flat (data.val_fraction, not data.division.val_fraction).
+    """
     accepted: dict[str, Argument] = {}
     for name, parameter in signature(target).parameters.items():
         if dataclasses.is_dataclass(parameter.annotation):
@@ -114,12 +132,15 @@ def arguments_of(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
 
 
 def shared_settings() -> set[str]:
-    """Return the names of the settings of all readers of image files."""
-    return {field.name for group in (*SHARED, Resuming) for field in dataclasses.fields(group)}
+    """Return the names of the settings that all readers of image files have in common."""
+    names: set[str] = set()
+    for group in SHARED + (Resuming,):
+        names.update(field.name for field in dataclasses.fields(group))
+    return names
 
 
 def _fields(group: Any, defaults: Any = None) -> dict[str, Argument]:
-    """Return the fields of a dataclass, with defaults from an instance or the class."""
+    """Return the fields of a dataclass `group`. An instance `defaults` replaces its defaults."""
     hints = get_type_hints(group)
     fields = {}
     for field in dataclasses.fields(group):
@@ -132,5 +153,5 @@ def _inside(module_name: str, home: str) -> bool:
 
 
 def is_reader(target: Callable[..., Any]) -> bool:
-    """Return True if a function returns a `Source`, which uses the shared settings."""
+    """Return True if a function returns a `Source`, to which `assemble` applies the settings."""
     return inspect.isfunction(target) and signature(target).return_annotation is Source

@@ -1,4 +1,9 @@
-"""Values of settings from the text that users type. Only numbers, lists and mappings are parsed."""
+"""Conversion of settings from the text that users type.
+
+Hydra's grammar would reject paths with accents or parentheses, and convert the class name 1.10 to a
+number. Text is therefore literal if the annotation of a setting permits text. Only the values of
+other settings are parsed.
+"""
 
 import os
 import re
@@ -12,7 +17,8 @@ from hydra.core.override_parser.types import Quote, QuotedString
 
 from mldec.errors import ConfigError
 
-# Items of a list of texts, and of a sweep: up to the next comma outside quotes or brackets.
+# An item of a list of texts, and of a sweep. It ends at the next comma outside quotes, and in a
+# sweep also outside brackets and braces.
 LIST_ITEM = re.compile(r"""("[^"]*"|'[^']*'|[^,]*)\s*,\s*""")
 SWEEP_ITEM = re.compile(r"""("[^"]*"|'[^']*'|\[[^]]*\]|\{[^}]*\}|[^,]*)\s*,\s*""")
 # Functions of Hydra that generate the values of a sweep.
@@ -20,26 +26,40 @@ SWEEP_FUNCTION = re.compile(r"(choice|glob|interval|range|shuffle|sort|tag)\(.*\
 
 
 def literal(text: str, hint: Any) -> str | list[str] | None:
-    """Return the value of a setting that is text by its annotation, or None if it is parsed.
+    """Return the value of a setting if it is text or a list of texts, or None if it must be parsed.
 
-    A pair of surrounding quotes is removed from a text, and from each item of a list of texts. If
-    the annotation also permits other types, null, true, false, a list in brackets and a mapping in
-    braces are not text.
+    Surrounding quotes are removed from the text, and from each item of a list.
+
+    Args:
+        text: Value on the command line, after the equals sign.
+        hint: Annotation of the setting. The value is text if it includes `str`, except for null,
+            true, false, a list in brackets and a mapping in braces if the annotation includes their
+            types, too.
     """
     is_union = get_origin(hint) in (Union, types.UnionType)
     kinds = get_args(hint) if is_union else (hint,)
+
+    # The brackets decide for `str | list[str]`, such as data.classes.
     ends = text[:1] + text[-1:]
     for kind in kinds:
         if ends == "[]" and get_origin(kind) in (list, tuple, Sequence):
+            # Numbers in a list need the parser.
             return _items(text[1:-1], LIST_ITEM) if get_args(kind)[0] is str else None
 
+    # null is the text "null" for a setting that cannot be None.
     other_types = {"null": type(None), "true": bool, "false": bool}
     other_type = dict if ends == "{}" else other_types.get(text)
-    return None if str not in kinds or other_type in kinds else _unquoted(text)
+    if str not in kinds or other_type in kinds:
+        return None
+    return _unquoted(text)
 
 
 def parsed(word: str) -> Any:
-    """Parse the value of a word such as optim.lr=1e-3 with Hydra's grammar."""
+    """Parse the value of a word such as optim.lr=1e-3 with Hydra's grammar.
+
+    Raises:
+        ConfigError: If it has several values, as in a sweep.
+    """
     [override] = OverridesParser.create().parse_overrides([word])
     if override.is_sweep_override():
         raise ConfigError(f"{word.lstrip('+')}: only mldec train --multirun accepts several values")
@@ -47,15 +67,24 @@ def parsed(word: str) -> Any:
 
 
 def hydra_value(key: str, text: str, hint: Any, *, is_sweep: bool) -> str:
-    """Return the value of a setting in Hydra's syntax, in which a text is quoted.
+    """Return the value of a setting in Hydra's syntax, in which text is quoted.
 
-    The annotation `hint` is None if it is not known yet. All values are quoted then.
+    Args:
+        key: Full key of the setting.
+        text: Value on the command line.
+        hint: Annotation of the setting. None quotes all values, so that `literal` can convert them
+            when the annotation is known.
+        is_sweep: Whether commas separate the values of several runs (--multirun).
 
     Raises:
-        ConfigError: If commas, which separate the values of a sweep, are in a path.
+        ConfigError: If the value of a sweep is the path of an existing file with commas.
     """
+    # Hydra evaluates these functions, so they must not be quoted.
     if is_sweep and SWEEP_FUNCTION.fullmatch(text):
         return text
+
+    # A sweep over the halves of a path would fail for each run, with an error that is hard to
+    # understand.
     values = SWEEP_ITEM.findall(f"{text},") if is_sweep else [text]
     if len(values) > 1 and os.path.exists(text):  # noqa: PTH110
         fault = f"with --multirun a comma separates values, but {text} is one path"
@@ -69,9 +98,12 @@ def hydra_value(key: str, text: str, hint: Any, *, is_sweep: bool) -> str:
 
 
 def escaped(value: Any) -> Any:
-    """Return dictionaries and lists in which OmegaConf does not interpolate `${`."""
+    """Escape `${` in all texts of dictionaries and lists, which OmegaConf would interpolate.
+
+    Dataclasses become dictionaries. The values of a config are final: a folder may be named "${x}".
+    """
     if isinstance(value, str):
-        # A backslash escapes `${`, so backslashes in front of it are doubled.
+        # OmegaConf reads a backslash before `${` as an escape, so existing backslashes are doubled.
         return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     if isinstance(value, list | tuple):
         return [escaped(item) for item in value]
@@ -83,16 +115,20 @@ def escaped(value: Any) -> Any:
 
 
 def _items(text: str, item: re.Pattern[str]) -> list[str]:
+    """Return the items between the brackets of a list, without their quotes."""
+    # Each item of the expression ends with a comma. An empty list has no items.
     items = item.findall(f"{text.lstrip()},") if text.strip() else []
     return [_unquoted(found.strip()) for found in items]
 
 
 def _quoted(value: str | list[str]) -> str:
+    """Return a text or a list of texts in Hydra's syntax, without interpolations."""
     if isinstance(value, list):
         return f"[{','.join(map(_quoted, value))}]"
     return QuotedString(escaped(value), Quote.single).with_quotes()
 
 
 def _unquoted(text: str) -> str:
+    """Remove a pair of quotes around a text."""
     has_quotes = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
     return text[1:-1] if has_quotes else text

@@ -1,6 +1,7 @@
-"""The meaning of a table: the roles of its columns, and the values and names in its cells.
+"""Interpretation of a table of labels: the roles of its columns, and the contents of its cells.
 
-One meaning is read and logged. If there are several, the error names the settings to add.
+A table with a single meaning is read, and the meaning is logged. If several meanings are possible,
+the error names the settings that select one, because a wrong guess would train on wrong labels.
 """
 
 import ast
@@ -27,26 +28,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mldec")
 
-# Simple names of the columns of each role, see `simple_name`. The first one in the table is used.
+# Common names of the columns of each role, as returned by `simple_name`, in order of precedence.
 _PATHS = "path filepath imagepath filename imagename file image img imgpath imgname fname photo"
 PATHS = (*_PATHS.split(), "photopath", "imageindex", "imageid", "imgid")
-# A name that ends with one of these, such as finding_labels, is also used if there is only one.
+# A column whose name ends with one of these, such as finding_labels, is also used if no other
+# column has such a name.
 LABELS = ("labels", "label", "tags", "tag", "classes", "class", "categories", "category")
-# Names of columns with the splits. Other columns are used if all cells are names of splits.
+# Names of split columns. A column with another name is used if all its cells are names of splits.
 _SPLIT_COLUMNS = ("split", "splits", "subset", "set", "partition", "fold", "kfold")
-# Columns that are never classes. `group` is reserved for groups of images, such as scenes.
+# Columns that are never classes, even if their cells are 0 and 1. `group` is the column of groups.
 _NO_CLASSES = ("path", "labels", "negatives", "group", *_SPLIT_COLUMNS)
-# Flags of rows, and the splits of rows where they are true and false.
+# Columns of flags, such as is_valid, and the splits of the rows where the flag is true and false.
 _FLAGS = dict.fromkeys(("isvalid", "isval", "isvalidation"), ("val", "train"))
 _FLAGS |= {"istest": ("test", "train"), "istrain": ("train", "val")}
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
 SPLITS |= {"dev": "val", "test": "test", "testing": "test"}
 
-# Numbers of rows and things, such as the columns that pandas and Excel add.
+# Names of columns of row numbers and ids. `DataFrame.to_csv` writes the index as a column without a
+# name, which `read_csv` calls "Unnamed: 0". Its numbers 0 and 1 would look like a class.
 _INDEX = re.compile(r"(unnamed: \d+|(.*[\s_])?(index|id|#))?", re.IGNORECASE)
 
-# Words for missing values, and the words of class columns. Spreadsheets write 1.0 if a column also
-# has empty cells. Words in the second lists could also be other codes, so they must fill a column.
+# Words for missing values, and the words of class columns, in lower case. pandas writes 1.0 if an
+# integer column has missing values, and some spreadsheets write a decimal comma. The words below
+# `_MARKS` could also be codes ("f" and "m"), so a column of classes must not have any other words.
 MISSING = {"", "nan", "na", "n/a", "#n/a", "<na>", "null", "none"}
 _UNKNOWN = {"?", "unknown", "uncertain", "maybe"}
 _PRESENT = {"1", "1.0", "1,0", "true", "yes"}
@@ -59,48 +63,52 @@ _ALSO_ABSENT = {"f", "n", "falsch", "nein", "faux", "non", "falso", "absent", "n
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Settings of a `data` node that say what the columns and cells of a table mean."""
+    """Settings of a `data` node that define the meaning of the columns and cells of a table."""
 
-    path_column: str | None = None  # None takes path or another common name
-    labels_column: str | None = None  # None takes labels or another common name
+    # None: path, another common name such as file, or the only column with file names of images.
+    path_column: str | None = None
+    # None: labels, another common name such as tags, or one column per class.
+    labels_column: str | None = None
 
-    # Images with the same text, such as the frames of a video, stay in one split. None takes group.
+    # Images with the same text in this column, such as the frames of a video, are never divided
+    # between splits. None: group, if the table has it.
     group_column: str | None = None
 
-    # None takes split, or another column with the names of splits. With a column of numbers, such
-    # as fold, set `val` to one of them; the training split is `train`, or all other rows.
+    # None: split, or the only column whose cells are names of splits. If the column has numbers,
+    # such as fold, set `val` to one of them. The training split then has the rows of `train`, or
+    # all other rows if no row has this name.
     split_column: str | None = None
 
-    # Separator between two labels of an image, unless they are a list. None detects it.
+    # Separator between the labels in a cell of text. None detects it.
     separator: str | None = None
 
-    # Names that mean that an image has no label, such as "No Finding".
+    # Names in the labels column for images without a label, such as "No Finding".
     no_label: str | list[str] | None = None
 
-    # Meaning of the empty cells of class columns. None: unknown if other cells are 0, and absent
-    # if the others are x.
+    # Meaning of empty cells in class columns. None: unknown if other cells are 0, and absent if all
+    # other cells are x. All other tables are ambiguous.
     empty: Literal["absent", "unknown"] | None = None
 
-    # Meaning of -1 in class columns: absent (0 is then unknown) or unknown. None: absent if no
-    # cell is 0.
+    # Meaning of -1 in class columns: "absent", so that 0 is unknown, or "unknown". None: absent if
+    # no cell is 0, otherwise the table is ambiguous.
     minus_one: Literal["absent", "unknown"] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """A column of N rows as its distinct cells, most of which occur in many rows."""
+    """A column of N rows, stored as its distinct cells, because most of them occur in many rows."""
 
     name: str
-    cells: list[Cell]
+    cells: list[Cell]  # distinct cells, in the order of their first rows
     codes: np.ndarray  # index of the cell of each row, int [N]
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """The columns of one table, or of several tables below each other."""
+    """The columns of a table, or of several concatenated tables with the same columns."""
 
     columns: list[Column]
-    parts: list[tuple[str, np.ndarray]]  # name of each table, and the numbers of its rows
+    parts: list[tuple[str, np.ndarray]]  # name of each table, and its row numbers in the file
 
     @property
     def source(self) -> str:
@@ -108,7 +116,7 @@ class Sheet:
         return " and ".join(name for name, _ in self.parts)
 
     def where(self, index: int) -> str:
-        """Return table and row number of a row, for messages."""
+        """Return the table and the row number in its file of row `index`, for messages."""
         part = 0
         while index >= len(self.parts[part][1]):
             index -= len(self.parts[part][1])
@@ -118,25 +126,35 @@ class Sheet:
 
 
 def sheet_of(frames: Mapping[str, "DataFrame"]) -> Sheet:
-    """Return the columns of tables. Raises DataError if they have different columns."""
+    """Concatenate tables, given by their names. Raises DataError if their columns differ."""
     import pandas
 
     first, *others = frames.values()
     for name, frame in frames.items():
+        # pandas would fill the columns of the other tables with missing values.
         only = set(frame.columns) ^ set(first.columns)
-        if only or (others and len(set(frame.columns)) < len(frame.columns)):
+        if only:
             fault = f"other columns than the first table ({format_list(sorted(map(str, only)))})"
             raise DataError(f"{name}: {fault}; use the same ones, or set data.file to one table")
-    table = pandas.concat(frames.values(), ignore_index=True) if others else first
+        # pandas cannot match columns with the same name in several tables.
+        if others and len(set(frame.columns)) < len(frame.columns):
+            raise DataError(f"{name}: two columns have the same name; rename one")
+
+    # The concatenation copies the data, so a single table is used as it is.
+    table = first
+    if others:
+        table = pandas.concat(frames.values(), ignore_index=True)
 
     columns = []
     for number, name in enumerate(table.columns):
         values = table.iloc[:, number]
+        # Cells are parsed once per distinct value, which is much faster for class columns.
         try:
             codes, distinct = pandas.factorize(values, use_na_sentinel=False)
         except TypeError:
-            # Lists cannot be hashed.
-            codes, distinct = np.arange(len(table)), values
+            # Lists cannot be hashed, so each row has its own cell.
+            codes = np.arange(len(table))
+            distinct = values
         columns.append(Column(str(name).strip(), [as_cell(cell) for cell in distinct], codes))
     return Sheet(columns, [(name, frame.index.to_numpy()) for name, frame in frames.items()])
 
@@ -147,14 +165,19 @@ class Roles:
 
     path: Column
     split: Column | None
-    group: Column | None  # images that stay in one split
-    labels: Column | None  # a list of names per image
-    negatives: Column | None  # the names of absent classes
-    classes: list[Column]  # one column per class, instead of `labels`
+    group: Column | None  # images with the same cell stay in one split
+    labels: Column | None  # names of the classes of each image
+    negatives: Column | None  # names of the classes that are known to be absent
+    classes: list[Column]  # one column per class if `labels` is None, otherwise empty
 
 
 def recognize(sheet: Sheet, rules: Rules, classes: Collection[str] | None) -> Roles:
     """Return the roles of the columns of a table.
+
+    Args:
+        sheet: The table.
+        rules: Settings, which have precedence over the names of the columns.
+        classes: Names of the classes, if they are given. They also identify class columns.
 
     Raises:
         DataError: If a column is missing, or its role is ambiguous.
@@ -163,9 +186,11 @@ def recognize(sheet: Sheet, rules: Rules, classes: Collection[str] | None) -> Ro
     left = list(sheet.columns)
 
     def take(wanted: Sequence[str], setting: str | None = None) -> Column | None:
-        """Remove the column of a role from `left`."""
+        """Return the column of a role, and remove it from `left`."""
         chosen = getattr(rules, setting) if setting else None
-        for name in wanted if chosen is None else [simple_name(chosen)]:
+        if chosen is not None:
+            wanted = [simple_name(chosen)]
+        for name in wanted:
             found = [column for column in left if simple_name(column.name) == name]
             if len(found) > 1:
                 raise DataError(f"{sheet.source}: the column {name!r} is listed twice; rename one")
@@ -177,16 +202,23 @@ def recognize(sheet: Sheet, rules: Rules, classes: Collection[str] | None) -> Ro
             raise ValueError(f"{setting} is {chosen!r}; {sheet.source} has the columns {names}")
         return None
 
+    # A column of numbers may be called id, so it has the paths only if no other column has file
+    # names of images.
     path = take(PATHS, "path_column")
     if path is None:
         with_images = [column for column in left if _has_image_names(column)]
         path = with_images[0] if len(with_images) == 1 else take(["id"])
         left = [column for column in left if column is not path]
+
+    # The order matters: a column that one role takes is not a candidate for the next role.
     labels = take(LABELS, "labels_column")
     negatives = take(["negatives"])
     split = take(["split"], "split_column") or _find_split(left)
     group = take(["group"], "group_column")
     left = [column for column in left if column is not split]
+
+    # A column named fold or set has other values than names of splits. Ignoring it would train on
+    # test images.
     others = [column.name for column in left if simple_name(column.name) in _SPLIT_COLUMNS]
     if split is None and others:
         raise DataError(
@@ -194,12 +226,14 @@ def recognize(sheet: Sheet, rules: Rules, classes: Collection[str] | None) -> Ro
             f"data.split_column={others[0]} data.val=VALUE"
         )
 
+    # A class column may have such a name, too, such as no_label.
     named = [column for column in left if simple_name(column.name).endswith(LABELS)]
     named = [column for column in named if not _is_class(column, classes, all_marks=True)]
     if labels is None and len(named) == 1:
         labels = named[0]
 
-    # A table may have both forms. Given classes choose the columns with their names.
+    # A table may have both a labels column and class columns. Given classes select the columns with
+    # their names. Otherwise the user must choose, because both forms may differ.
     class_columns = [column for column in left if _is_class(column, classes, all_marks=labels)]
     chosen = [column for column in class_columns if column.name in (classes or ())]
     if classes and len(chosen) == len(classes) and rules.labels_column is None:
@@ -216,22 +250,37 @@ def recognize(sheet: Sheet, rules: Rules, classes: Collection[str] | None) -> Ro
 
     if labels is not None:
         class_columns = []
-    used = [path, labels, negatives, split, group, *class_columns]
-    unused = [c.name or "(no name)" for c in left if not any(c is column for column in used)]
-    kind = f"labels in {labels.name}" if labels is not None else f"classes {names_of_classes}"
-    text = f"csv: {sheet.source} has image paths in {path.name}, {kind}"
-    text += f", splits in {split.name}" if split is not None else ""
-    text += f", groups in {group.name}" if group is not None else ""
-    log.info(text + (f"; not used: {format_list(unused)}" if unused else ""))
+    _log_roles(sheet, Roles(path, split, group, labels, negatives, class_columns), left)
     check_names([column.name for column in class_columns], sheet.source)
     return Roles(path, split, group, labels, negatives, class_columns)
+
+
+def _log_roles(sheet: Sheet, roles: Roles, left: Sequence[Column]) -> None:
+    """Log the roles, and the columns in `left` that have no role, so that users can check them."""
+    text = f"csv: {sheet.source} has image paths in {roles.path.name}"
+    if roles.labels is not None:
+        text += f", labels in {roles.labels.name}"
+    else:
+        text += f", classes {format_list([column.name for column in roles.classes])}"
+    if roles.split is not None:
+        text += f", splits in {roles.split.name}"
+    if roles.group is not None:
+        text += f", groups in {roles.group.name}"
+
+    used = [roles.path, roles.labels, roles.negatives, roles.split, roles.group] + roles.classes
+    used_ids = set(map(id, used))
+    unused = [column.name or "(no name)" for column in left if id(column) not in used_ids]
+    if unused:
+        text += f"; not used: {format_list(unused)}"
+    log.info(text)
 
 
 def _unknown_columns(
     sheet: Sheet, path: Column | None, labels: Column | None, left: list[Column]
 ) -> DataError:
-    """Return the error for a table without image paths or labels, with all settings to add."""
+    """Return the error for a table without image paths or labels. It names all missing settings."""
     names = [column.name for column in sheet.columns]
+    # Without a header, the first row of data became the names of the columns.
     if any(_is_image(name) for name in names):
         return DataError(f"{sheet.source}: row 1 has no column names; add them, as path,labels")
     settings = []
@@ -248,10 +297,12 @@ def _unknown_columns(
 
 
 def _is_image(text: object) -> bool:
+    """Return True for text that ends with the suffix of an image file."""
     return isinstance(text, str) and PurePath(text).suffix.lower() in READ | NOT_READ
 
 
 def _has_image_names(column: Column) -> bool:
+    # A hundred cells are sufficient: this only selects one of the columns.
     cells = [cell for cell in column.cells[:100] if cell != ""]
     return bool(cells) and all(map(_is_image, cells))
 
@@ -262,7 +313,10 @@ def _words(column: Column) -> list[str]:
 
 
 def _find_split(columns: Sequence[Column]) -> Column | None:
-    """Return the only column of which all cells are names of splits, or such as is_valid."""
+    """Return the only column that has names of splits or is a flag of `_FLAGS`, or None.
+
+    One of the names must be train, so that an empty column or a column of "test" does not count.
+    """
     found = []
     for column in columns:
         words = set(_words(column)) - MISSING
@@ -273,7 +327,7 @@ def _find_split(columns: Sequence[Column]) -> Column | None:
 
 
 def split_names(column: Column) -> np.ndarray:
-    """Return the split of each row in lower case, text [N]. True and False are translated."""
+    """Return the split of each row in lower case, text [N]. Flags are converted to splits."""
     words = _words(column)
     if simple_name(column.name) in _FLAGS:
         present, absent = _FLAGS[simple_name(column.name)]
@@ -283,10 +337,11 @@ def split_names(column: Column) -> np.ndarray:
 
 
 def _is_class(column: Column, classes: Collection[str] | None, *, all_marks: object = None) -> bool:
-    """Return True for a column of marks of a class, or with the name of a given class.
+    """Return True if a column has the name of a given class, or marks for presence and absence.
 
-    At least half of the filled cells are 0, 1, -1 or a common word, so that an error can name the
-    others. With `all_marks`, and for other words, all filled cells must be marks.
+    It is sufficient if at least half of the filled cells are 0, 1, -1, true, false, yes or no. The
+    other cells are probably mistakes, which `class_labels` reports. If `all_marks` is true, or if
+    the column has no such cell, all filled cells must be marks or words for unknown labels.
     """
     if column.name in (classes or ()):
         return True
@@ -294,7 +349,8 @@ def _is_class(column: Column, classes: Collection[str] | None, *, all_marks: obj
     if simple in (*_NO_CLASSES, *_FLAGS) or _INDEX.fullmatch(column.name):
         return False
     filled = Counter[str]()
-    for word, number in zip(_words(column), np.bincount(column.codes).tolist(), strict=True):
+    num_rows = np.bincount(column.codes).tolist()  # of each distinct cell
+    for word, number in zip(_words(column), num_rows, strict=True):
         if word not in MISSING:
             filled[word] += number
     common = _PRESENT | _ABSENT | _MINUS
@@ -308,42 +364,56 @@ def _is_class(column: Column, classes: Collection[str] | None, *, all_marks: obj
 def class_labels(sheet: Sheet, columns: Sequence[Column], rules: Rules) -> Labels:
     """Return the labels of a table with one column per class, in the order of the columns.
 
+    The meaning of -1 and of empty cells depends on the other cells of all class columns, see
+    `Rules`. Classes are then consistent, even if a column has only ones and empty cells.
+
     Raises:
-        DataError: If a cell has no meaning, or several.
+        DataError: If a cell has no meaning, or if -1 or the empty cells have several meanings.
     """
     words = [_words(column) for column in columns]
-    used = {word for column in words for word in column}
+    used = set().union(*words)
     has_zeros = not used.isdisjoint(_ABSENT | _ALSO_ABSENT)
     has_minus = not used.isdisjoint(_MINUS)
     minus_one = rules.minus_one or ("unknown" if has_zeros else "absent")
     has_absent = has_zeros or (has_minus and minus_one == "absent")
+
+    # In a table that is filled in by hand, x marks the present classes, and empty cells are absent.
+    # In a table with 0 and 1, an empty cell is usually an unknown label. If some columns have only
+    # x and others have 0 and 1, both meanings are possible.
     only_marks = used <= MISSING | _MARKS
     has_empty = not used.isdisjoint(MISSING)
-    # Beside 0 and 1, an empty cell of a column with only x may be absent or unknown.
-    mixes = any(
-        set(column) <= MISSING | _MARKS and not _MARKS.isdisjoint(column) for column in words
-    )
+    has_column_of_marks = False
+    for cell_words in words:
+        if set(cell_words) <= MISSING | _MARKS and not _MARKS.isdisjoint(cell_words):
+            has_column_of_marks = True
     empty = rules.empty or ("absent" if only_marks and not has_absent else "unknown")
 
+    # An empty cell next to cells of 1 only may be an absent class or a missing annotation. A table
+    # with -1, 0 and 1 may use -1 or 0 for unknown labels.
     settings = []
     if has_minus and has_zeros and rules.minus_one is None:
         settings.append("data.minus_one=unknown (or absent, if 0 is unknown)")
-    if has_empty and not rules.empty and not only_marks and (mixes or not has_absent):
+    is_ambiguous = not only_marks and (has_column_of_marks or not has_absent)
+    if has_empty and not rules.empty and is_ambiguous:
         settings.append("data.empty=absent (or unknown)")
     if settings:
         raise DataError(
             f"{sheet.source}: the cells of {format_list([column.name for column in columns])} have "
             f"several meanings; add {' '.join(settings)}"
         )
-    for found, cell, meaning in ((has_minus, "-1", minus_one), (has_empty, "an empty cell", empty)):
-        if found:
-            log.info(f"csv: {sheet.source}: {cell} in a class column is {meaning}")
+    if has_minus:
+        log.info(f"csv: {sheet.source}: -1 in a class column is {minus_one}")
+    if has_empty:
+        log.info(f"csv: {sheet.source}: an empty cell in a class column is {empty}")
 
+    # If -1 is absent, 0 is unknown. In the labels of this package it is the other way around.
     zero = -1 if has_minus and minus_one == "absent" and has_zeros else 0
     values = dict.fromkeys(_PRESENT | _ALSO_PRESENT, 1) | dict.fromkeys(_UNKNOWN, -1)
     values |= dict.fromkeys(_ABSENT | _ALSO_ABSENT, zero)
     values |= dict.fromkeys(_MINUS, 0 if minus_one == "absent" else -1)
     values |= dict.fromkeys(MISSING, 0 if empty == "absent" else -1)
+
+    # The value 2 marks a cell without a meaning, so that its row can be found.
     matrix = np.empty((len(columns[0].codes), len(columns)), np.int8)
     for number, column in enumerate(columns):
         cells = np.array([values.get(word, 2) for word in words[number]], np.int8)
@@ -361,9 +431,17 @@ def class_labels(sheet: Sheet, columns: Sequence[Column], rules: Rules) -> Label
 def named_labels(
     sheet: Sheet, roles: Roles, rules: Rules, classes: Sequence[str] | None, *, exclusive: bool
 ) -> tuple[Labels, tuple[str, ...]]:
-    """Return the labels of a table with lists of names, and the classes, by default sorted.
+    """Return the labels of a table with names of classes in its cells, and the classes.
 
-    With a column of negatives, a class in neither list is unknown.
+    If the table has a column of negatives, a class in neither column is unknown (-1). Otherwise all
+    classes that are not named are absent (0).
+
+    Args:
+        sheet: The table.
+        roles: The roles of its columns.
+        rules: Settings of the cells.
+        classes: Names of the classes in order. None uses the sorted names in the table.
+        exclusive: Whether each image has exactly one label.
 
     Raises:
         DataError: If a cell is not a list of names, or its separator is ambiguous.
@@ -374,21 +452,22 @@ def named_labels(
     entries = [dict.fromkeys(cell, 1) for cell in names]
     codes = roles.labels.codes
     if roles.negatives is not None:
-        # Combine the distinct pairs of both cells.
+        # Each distinct pair of cells in both columns gets a code.
         negatives = _cell_names(sheet, roles.negatives, rules, given, exclusive=exclusive)
         pairs = codes.astype(np.int64) * len(negatives) + roles.negatives.codes
         pairs, first, codes = np.unique(pairs, return_index=True, return_inverse=True)
         positives = entries
         entries = []
         for pair, row in zip(pairs.tolist(), first.tolist(), strict=True):
-            present, absent = (positives[pair // len(negatives)], negatives[pair % len(negatives)])
+            present = positives[pair // len(negatives)]
+            absent = negatives[pair % len(negatives)]
             for name in present:
                 if name in absent:
                     fault = f"the class {name!r} is in labels and in negatives"
                     raise DataError(f"{sheet.where(row)}: {fault}; remove one")
             entries.append(dict.fromkeys(absent, 0) | present)
 
-    found = {name for cell in entries for name in cell}
+    found = set().union(*entries)
     if classes is None:
         if not found:
             raise DataError(f"{sheet.source}: no image has a label; add labels")
@@ -407,11 +486,12 @@ def named_labels(
 def _cell_names(
     sheet: Sheet, column: Column, rules: Rules, given: frozenset[str], *, exclusive: bool
 ) -> list[list[str]]:
-    """Return the names in each distinct cell of a column. `given` are the names of the setting."""
+    """Return the class names in each distinct cell of a column. `given` are the given classes."""
+    # Convert cells of text to lists, if they contain one. Other text is split by the separator.
     cells: list[Cell] = []
     for cell in column.cells:
         if isinstance(cell, str) and cell.casefold() in MISSING and cell not in given:
-            # The only label of an image may be called none.
+            # With exactly one label per image, none is the name of a class.
             if exclusive and cell.casefold() == "none":
                 cells.append((cell,))
                 continue
@@ -419,9 +499,16 @@ def _cell_names(
                 log.info(f"csv: {sheet.source}: images with {cell} in {column.name} have no label")
             cell = ()
         cells.append(_parse_list(cell) if isinstance(cell, str) else cell)
+
+    # The name of a single label may contain a comma or a space, so nothing is detected. A semicolon
+    # still separates names, so that two labels raise an error.
     texts = [cell for cell in cells if isinstance(cell, str)]
-    separator = rules.separator or (";" if exclusive else _find_separator(sheet, texts, given))
-    no_label = [rules.no_label] if isinstance(rules.no_label, str) else rules.no_label or ()
+    separator = rules.separator
+    if not separator:
+        separator = ";" if exclusive else _find_separator(sheet, texts, given)
+    no_label = rules.no_label or ()
+    if isinstance(no_label, str):
+        no_label = [no_label]
 
     names = []
     first_rows = np.unique(column.codes, return_index=True)[1]
@@ -437,22 +524,31 @@ def _cell_names(
 
 
 def _parse_list(text: str) -> Cell:
-    """Return the names of a list in JSON, Python or as printed by NumPy, or else the text."""
-    # Names may contain brackets, so a list starts with a quote, a number, or such as null.
+    """Return the names in a list in JSON, in Python, or printed by NumPy. Other text is returned.
+
+    Text that starts like a list and cannot be parsed is `Unreadable`.
+    """
+    # Names may contain brackets, as in "[red] car". The first item of a list is in quotes, is a
+    # number or a mapping, or is null, nan or None.
     start = r"\[\s*([\"'\d{]|(null|nan|None)\s*,)|[({]\s*[\"']"
     if not re.fullmatch(rf"({start}).*[\])}}]|\[\s*\]", text, re.DOTALL):
         return text
     with suppress(ValueError):
         return as_cell(json.loads(text))
+    # NumPy prints ['a' 'b'] without commas, which Python would read as the text 'ab'.
     with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         return as_cell(ast.literal_eval(re.sub(r"(['\"])\s+(['\"])", r"\1, \2", text)))
     return Unreadable(abbreviate(text))
 
 
 def _find_separator(sheet: Sheet, texts: Sequence[str], given: frozenset[str]) -> str:
-    """Return the separator of the names in cells. Raises DataError if it is ambiguous."""
+    """Return the separator of the class names in cells, by default a semicolon.
+
+    Raises:
+        DataError: If several characters may be the separator, or one may be a part of the names.
+    """
     results = {sign: _separates(texts, sign, given) for sign in ";|\n\t, "}
-    # Names with spaces are common. In lists with another separator, a space is a part of names.
+    # Names with spaces are common. If another sign separates names, a space is a part of them.
     if any(result is not False for sign, result in results.items() if sign != " "):
         del results[" "]
     found = [sign for sign, result in results.items() if result]
@@ -463,6 +559,7 @@ def _find_separator(sheet: Sheet, texts: Sequence[str], given: frozenset[str]) -
             log.info(f"csv: {sheet.source}: labels are separated by {separator!r}")
         return separator
 
+    # Show the setting for each candidate. With a semicolon, each cell is one name.
     sign = (found + unclear)[-1]
     example = next(text for text in texts if sign in text)
     settings = [f"data.separator={sign!r}" for sign in dict.fromkeys(found + unclear + [";"])]
@@ -471,22 +568,38 @@ def _find_separator(sheet: Sheet, texts: Sequence[str], given: frozenset[str]) -
 
 
 def _separates(texts: Sequence[str], sign: str, given: frozenset[str]) -> bool | None:
-    """Return whether a sign separates names, or None if it may also be a part of names."""
+    """Return whether a character separates names in cells, or None if this cannot be decided.
+
+    Args:
+        texts: Cells of text.
+        sign: The character.
+        given: Names of the given classes.
+    """
     if not any(sign in text for text in texts):
         return False
     cells = [[part.strip() for part in text.split(sign) if part.strip()] for text in texts]
     several = [parts for parts in cells if len(parts) > 1]
+    # The given classes may contain the character.
     if not several or given.issuperset(texts):
         return False
-    names = Counter(name for parts in cells for name in set(parts))
+    names = Counter[str]()  # number of cells with each name
+    for parts in cells:
+        names.update(set(parts))
+    # Class names rarely contain a semicolon, a bar, a line break or a tab.
     if sign not in ", " or given.issuperset(names) or all(name.isdecimal() for name in names):
         return True
 
-    # Names of lists occur in several cells. Words of a name, such as "hot dog" and "dog", may also.
+    # The names in a list also occur in other cells. Words of a name rarely do, except for nouns, as
+    # in "hot dog" and "dog". A comma is therefore a separator if at least half of the lists have a
+    # repeated name. Otherwise it may be a part of names, such as "Smith, Anna".
     alone = {parts[0] for parts in cells if len(parts) == 1}
     num_repeated = sum(any(names[part] > 1 for part in parts) for parts in several)
     if sign == ",":
         return True if 2 * num_repeated >= len(several) else None
+
+    # Names with spaces are more common than lists with spaces, so a space needs stronger evidence:
+    # the names of at least half of the lists also occur alone, or few names form lists of several
+    # lengths.
     num_alone = sum(alone.issuperset(parts) for parts in several)
     num_lengths = len(set(map(len, cells)))
     if 2 * num_alone >= len(several) or (2 * len(names) <= len(cells) and num_lengths > 2):

@@ -1,4 +1,4 @@
-"""Recognize the form of the data in a folder."""
+"""Recognition of dataset formats in a folder."""
 
 from os import DirEntry
 from pathlib import Path, PurePath
@@ -6,7 +6,7 @@ from pathlib import Path, PurePath
 from mldec.data.images import READ
 from mldec.data.photos import user_entries
 
-# Files of other forms, and the settings that read them.
+# Files that identify a dataset format, and the settings that read it.
 _FILES = {
     "data.yaml": "data=yolo",
     "data.yml": "data=yolo data.file=data.yml",
@@ -20,12 +20,12 @@ _FILES = {
 
 
 def find_layouts(folder: Path) -> dict[str, str]:
-    """Return the files of known forms of data in a folder, and the settings that read them."""
+    """Return the files of known dataset formats in a folder, and the settings that read them."""
     layouts = {name: settings for name, settings in _FILES.items() if (folder / name).exists()}
     if "train/_annotations.coco.json" in layouts and (folder / "valid").is_dir():
         layouts["train/_annotations.coco.json"] += " data.val=valid"
 
-    # Class folders contain images, and folders of splits contain class folders.
+    # At least two folders with images are class folders. They may be in folders of splits.
     parts = [folder / name for name in ("train", "val") if (folder / name).is_dir()] or [folder]
     if not layouts and all(sum(map(_has_image, user_entries(part))) > 1 for part in parts):
         layouts["class folders"] = "data=folders"
@@ -33,7 +33,7 @@ def find_layouts(folder: Path) -> dict[str, str]:
 
 
 def describe_layouts(folder: Path) -> str:
-    """Return the settings that read a folder without data.csv, for a message."""
+    """Describe how to read a folder without data.csv: the formats in it, as text for a message."""
     found = [f"{name} (add {settings})" for name, settings in find_layouts(folder).items()]
     return f"found {', '.join(found)}" if found else "add it, or set data.file to a table"
 

@@ -1,7 +1,8 @@
-"""The user's photos among the files of a folder or an archive, and photos by their names.
+"""Lists of the user's photos in a folder or an archive, and search for photos by name.
 
-Everything that lists a folder or an archive uses `user_entries`, `files_below` or `is_junk`. Files
-that are named one by one, as arguments or in the rows of a table, are never skipped.
+All code that lists a folder or an archive uses `user_entries`, `files_below` or `is_junk`, so that
+thumbnails of other programs are never used as photos. Files that are given individually, as
+arguments or in the rows of a table, are never skipped.
 """
 
 import logging
@@ -19,7 +20,7 @@ from mldec.errors import DataError, visible
 
 log = logging.getLogger("mldec")
 
-# Names of files and folders that programs write for themselves, often with copies of photos.
+# Names of files and folders that programs create for internal use, many with copies of photos.
 _JUNK = re.compile(
     r"""
     \..*                                                # hidden, such as ._IMG.jpg of macOS
@@ -35,17 +36,17 @@ _JUNK = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 
-# Libraries of Apple Photos, iPhoto and Aperture, and their folders that do not contain previews.
+# Libraries of Apple Photos, iPhoto and Aperture, and their folders with original photos.
 _LIBRARIES = (".photoslibrary", ".photolibrary", ".aplibrary")
 _ORIGINALS = ("originals", "masters")
 
 
 def is_junk(path: str, parent: str = "") -> bool:
-    """Return True if a program wrote a file or folder for itself, judged by its path.
+    """Return True if the path of a file or folder shows that a program created it for internal use.
 
     Args:
-        path: Path below the folder or in the archive that the user gave. All its parts are judged.
-        parent: Name of this folder. It is only used to recognize photo libraries of macOS.
+        path: Path inside the folder or archive that the user gave. All its parts are compared.
+        parent: Name of this folder, which may be a photo library of macOS.
     """
     for part in path.split("/"):
         if part in ("", ".", ".."):
@@ -60,8 +61,8 @@ def is_junk(path: str, parent: str = "") -> bool:
 class SkippedFiles:
     """Counter of the files that a listing skips, with examples.
 
-    Image files of unsupported formats are counted by suffix. Junk is counted if it is a folder, or
-    has the suffix of an image file.
+    Image files of unsupported formats are counted by suffix. Junk (see `is_junk`) is counted only
+    if it is a folder or has the suffix of an image file, because users do not miss other files.
     """
 
     def __init__(self) -> None:
@@ -110,7 +111,7 @@ class SkippedFiles:
         )
 
     def log(self, what: str) -> None:
-        """Log the counts, with a warning if the user can convert files. `what` is a prefix."""
+        """Log the counts after the prefix `what`. Unsupported formats are a warning."""
         if self:
             log.log(logging.WARNING if self.counts else logging.INFO, f"{what}: {self}")
 
@@ -123,7 +124,7 @@ class SkippedFiles:
 
 
 def list_folder(folder: str | Path) -> Iterator[os.DirEntry[str]]:
-    """Yield all files and folders in a folder, also junk, in any order."""
+    """Yield all files and folders in a folder, including junk, in arbitrary order."""
     try:
         with os.scandir(folder) as entries:
             yield from entries
@@ -135,8 +136,8 @@ def list_folder(folder: str | Path) -> Iterator[os.DirEntry[str]]:
 def user_entries(folder: str | Path, skipped: SkippedFiles | None = None) -> list[os.DirEntry[str]]:
     """Return the user's files and folders in a folder, sorted by name.
 
-    Junk and entries that are neither folders nor regular files are counted in `skipped`. A link is
-    the file or folder that it leads to.
+    Junk and entries that are neither folders nor regular files are counted in `skipped`. Symbolic
+    links are treated as their targets.
     """
     parent = Path(folder).name
     kept = []
@@ -150,21 +151,22 @@ def user_entries(folder: str | Path, skipped: SkippedFiles | None = None) -> lis
 
 
 def _kind(entry: os.DirEntry[str]) -> Literal["folder", "file", ""]:
-    """Return the kind of an entry or of the target of a link, "" for pipes and broken links."""
+    """Return the kind of an entry, or of its target if it is a link; "" for pipes and the like."""
     try:
         if entry.is_dir():
             return "folder"
         return "file" if entry.is_file() else ""
     except OSError:
-        # The link leads to itself.
+        # A link to itself raises an error. A broken link does not.
         return ""
 
 
 def files_below(folder: str | Path, skipped: SkippedFiles) -> Iterator[str]:
     """Yield the paths of the user's files below a folder, sorted by the names in their paths.
 
-    Links to files are yielded. Links to folders are counted in `skipped` and not followed: they may
-    lead back to a parent or out of the user's folder, in which sidecars may be written.
+    Links to files are yielded. Links to folders are counted in `skipped` and not followed: a link
+    to a parent would never end, and a link out of the folder would change other folders if sidecars
+    are written.
     """
     for entry in user_entries(folder, skipped):
         if not entry.is_dir():
@@ -176,10 +178,10 @@ def files_below(folder: str | Path, skipped: SkippedFiles) -> Iterator[str]:
 
 
 class PhotoFinder:
-    """Finds the photos in a folder by their paths, with or without suffix.
+    """Finds photos below a folder by their paths, with or without suffix.
 
-    Tables and exports often name a photo without its suffix. Each folder is listed once, because a
-    query per file takes minutes for millions of files.
+    Tables and exports often omit the suffix. Each folder is listed only once, because a system call
+    per photo takes minutes for millions of photos.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -194,10 +196,16 @@ class PhotoFinder:
     def find(self, path: str, where: str | Path) -> str | None:
         """Return the path of an existing photo, or None.
 
-        `a/1` is a/1, or else the only photo in `a` whose name without its suffix is 1. Paths are
+        The file with this name has precedence over a photo with this name and a suffix. Paths are
         also found in the other Unicode form: macOS writes accents as separate characters (NFD),
-        other systems do not (NFC). `path` is relative to the folder, and `where` is the file and
-        entry that contain it, for messages. Raises DataError if several photos have this stem.
+        other systems do not (NFC).
+
+        Args:
+            path: Path relative to the folder, such as `a/1` for the photo `a/1.jpg`.
+            where: File and entry that contain the path, for messages.
+
+        Raises:
+            DataError: If several photos have this name without suffix.
         """
         for form in dict.fromkeys([path, normalize("NFC", path), normalize("NFD", path)]):
             parent, slash, name = form.rpartition("/")
@@ -244,14 +252,14 @@ class PhotoFinder:
             with os.scandir(self._folder / parent) as entries:
                 names = sorted(entry.name for entry in entries if _kind(entry) == "file")
         except (OSError, ValueError):
-            # The folder does not exist or is not a valid path. Its photos are reported as absent.
+            # The folder does not exist, or its path is invalid. The caller reports its photos.
             return {}
 
         for name in names:
             listing[name].append(name)
             stem = PurePath(name).stem
             is_photo = PurePath(name).suffix.lower() in READ and not is_junk(name)
-            # a.jpg.png is not the photo a.jpg.
+            # If a.jpg is missing, a.jpg.png must not replace it.
             if is_photo and PurePath(stem).suffix.lower() not in READ:
                 listing[stem].append(name)
         return listing

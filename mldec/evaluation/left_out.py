@@ -1,4 +1,9 @@
-"""Leave-one-out scores of the training images, which replace their own scores in evaluations."""
+"""Leave-one-out scores of training images, which replace their in-sample scores in evaluations.
+
+In-sample scores are optimistic: the model has seen these labels. The fit of a head in closed form
+also gives the score that each training image would have if it had not been used. These scores are
+stored in the folder of the run, so that a later `mldec evaluate` or `calibrate` can use them.
+"""
 
 import logging
 import os
@@ -21,12 +26,12 @@ from mldec.files.run_folder import LEFT_OUT, RESTORE, folder_of_run
 
 log = logging.getLogger("mldec")
 
-SOURCE = "leave-one-out"
+SOURCE = "leave-one-out"  # origin of metrics in logs
 
 
 @dataclass(frozen=True, eq=False)
 class StoredLogits(StoredImages):
-    """Images with stored logits, float32 [N, K], which `Classifier` returns unchanged."""
+    """Images whose logits are stored, float32 [N, K]. `Classifier` returns them unchanged."""
 
     logits: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
@@ -41,8 +46,8 @@ class StoredLogits(StoredImages):
 def image_names(split: Split, config: Config) -> np.ndarray:
     """Return the paths of images relative to data.root, bytes [N].
 
-    The keys of a storage would not do: train/cat/1.jpg and val/cat/1.jpg are other images, and both
-    have the key cat/1.jpg.
+    The keys of a storage are not sufficient: train/cat/1.jpg and val/cat/1.jpg are different images
+    that both have the key cat/1.jpg. Absolute paths would change if the data is moved.
     """
     root = str(config.data.get("root") or os.curdir)
     indices = range(len(split.dataset))
@@ -50,7 +55,14 @@ def image_names(split: Split, config: Config) -> np.ndarray:
 
 
 def write(folder: Path, head: nn.Module, names: np.ndarray, logits: np.ndarray) -> None:
-    """Write the left-out logits [N, K] of images, see `image_names`, to the folder of a run."""
+    """Write leave-one-out logits [N, K] to the folder of a run.
+
+    Args:
+        folder: Folder of the run.
+        head: The fitted head. A hash of its state is stored to recognize it later.
+        names: Names of the images, see `image_names`.
+        logits: Logits, which are NaN for unreadable images.
+    """
     with replacing(folder / LEFT_OUT, of_run=True) as file:
         np.savez(file, names=names, logits=logits, head=network_hash(head))
 
@@ -58,7 +70,11 @@ def write(folder: Path, head: nn.Module, names: np.ndarray, logits: np.ndarray) 
 def with_left_out(
     split: Split, config: Config, names: np.ndarray, logits: np.ndarray
 ) -> Split | None:
-    """Return a split whose images have their left-out logits, or None if an image has none."""
+    """Return a split with leave-one-out logits, or None if they are missing for any of its images.
+
+    The labels are those of the split, so that corrected labels are evaluated. For `names` and
+    `logits` see `write`.
+    """
     images = split.dataset
     assert isinstance(images, StoredImages)
     row_of = {name: row for row, name in enumerate(names.tolist())}
@@ -70,9 +86,10 @@ def with_left_out(
 
 
 def reuse_left_out(data: DataModule, loaded: Loaded, config: Config) -> DataModule | None:
-    """Replace validation images that were training images by their left-out scores.
+    """Replace the validation images by their leave-one-out scores if the head was fitted to them.
 
-    Returns None if another image is among them, or for other models and input transforms.
+    Returns None if any validation image was not a training image, if the head was not fitted in
+    closed form, or if the input transform or the head differs from the fit.
     """
     folder = folder_of_run(loaded.path)
     dataset = data.val.dataset
@@ -84,7 +101,7 @@ def reuse_left_out(data: DataModule, loaded: Loaded, config: Config) -> DataModu
         return None
 
     with naming_errors(path, remedy=RESTORE), np.load(path, allow_pickle=False) as stored:
-        # The file may be of another training in this folder.
+        # The file may belong to an earlier run in this folder.
         if str(stored["head"]) != network_hash(loaded.model.head):
             return None
         split = with_left_out(data.val, config, stored["names"], stored["logits"])

@@ -16,8 +16,10 @@ FIXED = 0.5  # threshold of the uncalibrated model
 
 MAX_SCORES = 4_000_000  # for fits over all classes, such as a temperature
 BLOCK = 64  # classes per copy to contiguous memory
-BINS = 15  # of the calibration error
-TEMPERATURES = (0.05, 20.0)  # at other temperatures all scores are about 0, 0.5 or 1
+BINS = 15  # of the expected calibration error
+# Range of fitted temperatures. Below it, all scores are about 0 or 1, and above it, all scores of an
+# image are about equal.
+TEMPERATURES = (0.05, 20.0)
 MAX_THRESHOLD = np.nextafter(1, 0)  # the logit of 1 is infinite
 
 # Calibrated logits of the annotated images [n] and their labels, bool [n].
@@ -29,22 +31,28 @@ Summarize = Callable[[Counts], dict[str, float]]
 
 @dataclass(frozen=True)
 class Objective:
-    """The objective of a threshold. The highest of equally good thresholds is chosen.
+    """The objective of a threshold. The highest of equally good thresholds is selected.
 
-    precision: the highest recall at a precision of at least `values[0]`. recall: the highest
-    threshold with a recall of at least `values[0]`. cost: the lowest total cost; `values` are the
-    costs of a false positive and a false negative.
+    - f1: The highest F1.
+    - precision: The highest recall with a precision of at least `values[0]`.
+    - recall: The highest threshold with a recall of at least `values[0]`.
+    - cost: The lowest total cost. `values` are the costs of a false positive and of a false negative.
     """
 
     text: str  # as in --objective
-    kind: str
+    kind: str  # "f1", "precision", "recall" or "cost"
     values: tuple[float, ...]
 
     def choose(self, hits: np.ndarray, false_alarms: np.ndarray) -> tuple[int | None, bool]:
-        """Choose one of C candidate thresholds, ordered from high to low.
+        """Select one of C candidate thresholds, which are in descending order.
 
-        `hits` and `false_alarms` [C] are the positives and negatives at or above each. Returns the
-        index, or None if it is best to predict no image, and whether the objective is reached.
+        Args:
+            hits: True positives of each threshold, [C]. The last threshold includes all positives.
+            false_alarms: False positives of each threshold, [C].
+
+        Returns:
+            The index of the threshold, or None if it is best to predict no image, and whether the
+            objective is reached.
         """
         positives = hits[-1]
         precision = hits / (hits + false_alarms)
@@ -70,10 +78,10 @@ def fit_threshold(
 ) -> tuple[float, float]:
     """Fit one threshold to logits [n] and labels, bool [n]. At least one label is positive.
 
-    The threshold is halfway between the lowest predicted positive and the next lower score.
-
     Returns:
-        The threshold, and its in-sample precision, or NaN if the objective is reached.
+        The threshold in (0, 1), halfway between the lowest score of a predicted positive and the
+        next lower score. If it does not reach the objective, also its in-sample precision,
+        otherwise NaN.
     """
     # Between the scores of two positives, a lower threshold only adds false positives.
     cuts, counts = np.unique(logits[present], return_counts=True)
@@ -119,7 +127,7 @@ class Fit:
     def columns(
         self, logits: np.ndarray, labels: np.ndarray, images: np.ndarray
     ) -> Iterator[tuple[int, Column]]:
-        """Yield the index and the column of each class for the selected images; see `fit`."""
+        """Yield the index and the calibrated column of each class. For the arguments see `fit`."""
         for first in range(0, logits.shape[1], BLOCK):
             block = np.s_[:, first : first + BLOCK]
             scores = np.ascontiguousarray(logits[block].T, np.float64)
@@ -168,7 +176,10 @@ def temperature(logits: np.ndarray, labels: np.ndarray, images: np.ndarray) -> f
 def fit_scores(
     logits: np.ndarray, labels: np.ndarray, images: np.ndarray, *, single_slope: bool = False
 ) -> Fit:
-    """Fit slopes and offsets; see `fit`. The thresholds are `FIXED`."""
+    """Fit slopes and offsets, and set all thresholds to `FIXED`. For the arguments see `fit`.
+
+    `single_slope` fits the same slope and offset for all classes.
+    """
     fitted = uncalibrated(logits.shape[1])
     rows = subsample(logits, images)
     if single_slope:
@@ -186,9 +197,16 @@ def fit_scores(
 
 
 def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choice) -> Fit:
-    """Fit scores and thresholds to the selected images, bool [N].
+    """Fit slopes, offsets and thresholds.
 
-    Logits and labels are [N, K]. Labels are 1, 0 or -1 (ignored).
+    Args:
+        logits: Logits [N, K].
+        labels: Labels [N, K]: 1, 0 or -1 (ignored).
+        images: The images of the fit, bool [N].
+        choice: Options.
+
+    Raises:
+        DataError: If none of the images has a positive label.
     """
     positives = (labels[images] == 1).sum(0)
     if not positives.sum():
@@ -204,7 +222,7 @@ def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choi
             fitted.best_precision[index] = precision
 
     if is_shared.any():
-        # Use all classes if the classes with a shared threshold have too few positives together.
+        # Use the images of all classes if the classes that share a threshold have too few positives.
         too_few = positives[is_shared].sum() < choice.min_positives
         columns = []
         for index, column in fitted.columns(logits, labels, images):
@@ -222,7 +240,7 @@ def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choi
 
 
 class Tally:
-    """Counts of decisions and calibration errors, summed over images."""
+    """Sums over images for the metrics of decisions and for the calibration error."""
 
     def __init__(self, num_classes: int) -> None:
         self.counts = Counts(num_classes)
@@ -257,7 +275,10 @@ class Tally:
 def cross_fitted(
     logits: np.ndarray, labels: np.ndarray, folds: np.ndarray, choice: Choice
 ) -> Tally:
-    """Decide on each image with a fit on the images of the other folds; `folds` is int [N]."""
+    """Return the out-of-fold tally: each image is decided by a fit to the other folds.
+
+    `folds` [N] are the numbers of the folds. For the other arguments see `fit`.
+    """
     tally = Tally(logits.shape[1])
     for fold in np.unique(folds):
         tally.add(fit(logits, labels, folds != fold, choice), logits, labels, folds == fold)

@@ -1,7 +1,8 @@
 """Read tables with pandas: delimited text, JSON lines, Excel and Parquet.
 
-Cells of text files stay text, so that no name or number is reinterpreted. Cells of other files and
-of DataFrames keep their type. `as_cell` maps both to the same values.
+Cells of delimited text stay text, because pandas would read the class name 1.10 as a number and NA
+as a missing value. Cells of other files and of DataFrames keep their type. `as_cell` converts both
+to the same values.
 """
 
 import codecs
@@ -36,7 +37,7 @@ _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A cell of a type without a meaning, such as bytes. It is an error only if it is used."""
+    """A cell of an unsupported type, such as bytes. It is an error only if its column is used."""
 
     value: str  # type and value, for messages
 
@@ -44,14 +45,15 @@ class Unreadable:
         return self.value
 
 
-# Text, a boolean or a list of names. A missing value is "".
+# Text, a boolean, a list of names, or an unsupported value. A missing value is "".
 Cell = str | bool | tuple[str, ...] | Unreadable
 
 
 def as_cell(value: Any) -> Cell:
-    """Convert a value of any type. None, NaN and NA are missing, and iterables of text are lists.
+    """Convert a value of any type to a cell.
 
-    Numbers become text, without a decimal point if they are whole.
+    None, NaN and NA are missing values. Numbers become text, without a decimal point if they are
+    integers. Iterables of text and numbers are lists of names.
     """
     if isinstance(value, str | os.PathLike):
         return str(value).strip()
@@ -67,7 +69,7 @@ def as_cell(value: Any) -> Cell:
     is_list = isinstance(value, Iterable) and getattr(value, "ndim", 1) == 1
     if is_list and not isinstance(value, bytes | bytearray | Mapping):
         names = [as_cell(item) for item in value]
-        # Zeros and ones with repetitions are a vector of values, not a list of names.
+        # Zeros and ones with repetitions are a multi-hot vector, not a list of names.
         is_vector = len(set(names)) < len(names) and set(names) <= {"0", "1"}
         if all(isinstance(name, str) and name for name in names) and not is_vector:
             return tuple(map(str, names))
@@ -80,11 +82,18 @@ def simple_name(name: str) -> str:
 
 
 def read_table(path: Path, known: Collection[str], encoding: str = "utf-8") -> "DataFrame":
-    """Read a table. Its index has the numbers of the rows in the file, where the header is row 1.
+    """Read a table. Its index contains the row numbers in the file, where the header is row 1.
 
-    `known` are simple names of columns, which show the delimiter of a text file. A byte order mark
-    has precedence over the encoding utf-8. Raises DataError if the file cannot be read, and
-    UnicodeError if its text has another encoding.
+    Args:
+        path: File with a suffix in `TYPED`. All other files are delimited text.
+        known: Simple names of expected columns. The delimiter of text is detected by them.
+        encoding: Encoding of delimited text. If it is utf-8, a byte order mark has precedence.
+
+    Raises:
+        ConfigError: If an optional package is missing.
+        DataError: If the file cannot be read. The cause is a UnicodeError if its text has another
+            encoding.
+        LookupError: If the encoding is unknown.
     """
     suffix = path.suffix.lower()
     package = "openpyxl" if suffix in EXCEL else "pyarrow"
@@ -95,6 +104,7 @@ def read_table(path: Path, known: Collection[str], encoding: str = "utf-8") -> "
     with reading(path), open_binary(path) as file:
         if suffix not in TYPED:
             frame = pandas.concat(text_chunks(str(path), file, known, encoding))
+            # A row with too few fields has an empty last cell. Most tables need no second pass.
             if (frame.iloc[:, -1] == "").any():
                 _check_fields(path, known, encoding)
             return frame[(frame != "").to_numpy().any(axis=1)]
@@ -116,11 +126,12 @@ def read_table(path: Path, known: Collection[str], encoding: str = "utf-8") -> "
 
 
 def with_index(frame: "DataFrame") -> "DataFrame":
-    """Return a DataFrame with its named index as columns, and with a new index from 0."""
+    """Return a DataFrame with its named index as columns, and with a new index that starts at 0."""
     return frame.reset_index(drop=frame.index.names == [None])
 
 
 def _json_rows(path: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the object of each line."""
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line or "{}")
@@ -140,11 +151,24 @@ def text_chunks(
     errors: str = "strict",
     rows: int = 65_536,
 ) -> Iterator["DataFrame"]:
-    """Yield the rows of delimited text as text; see `read_table`. There is at least one chunk."""
+    """Yield the rows of delimited text in chunks, with cells of text; see `read_table`.
+
+    There is at least one chunk, so that the columns of an empty table are known.
+
+    Args:
+        source: Name of the file, for messages.
+        file: The file.
+        known: See `read_table`.
+        encoding: See `read_table`.
+        errors: Handling of invalid bytes, as in `open`.
+        rows: Maximum number of rows per chunk.
+    """
     import pandas
 
     text, names, delimiter, first = _open(file, known, encoding, errors)
     width = len(names)
+    # pandas would drop the additional fields of a row, rename columns with the same name, and skip
+    # blank lines, which changes the numbers of the rows.
     try:
         reader = pandas.read_csv(
             text,
@@ -175,7 +199,7 @@ def text_chunks(
 
 
 def decoded(file: IO[bytes], encoding: str = "utf-8", errors: str = "strict") -> io.TextIOWrapper:
-    """Return the text of a file. A byte order mark has precedence over the encoding utf-8."""
+    """Open a file as text. If the encoding is utf-8, a byte order mark has precedence."""
     if codecs.lookup(encoding).name == "utf-8" and file.seekable():
         start = file.read(3)
         file.seek(0)
@@ -186,11 +210,16 @@ def decoded(file: IO[bytes], encoding: str = "utf-8", errors: str = "strict") ->
 def _open(
     file: IO[bytes], known: Collection[str], encoding: str, errors: str
 ) -> tuple[io.TextIOWrapper, list[str], str, int]:
-    """Read the header. Returns the text after it, the names, the delimiter, and the next row."""
+    """Read the header of delimited text.
+
+    Returns:
+        The text after the header, the names of the columns, the delimiter, and the number of the
+        first row after the header.
+    """
     text = decoded(file, encoding, errors)
     filled = ((number, line) for number, line in enumerate(text, 1) if line.strip())
     number, line = next(filled, (1, "path"))
-    # Excel reads and writes a first line with the delimiter.
+    # The first line may define the delimiter for Excel, as in "sep=;".
     separator = re.fullmatch(r'"?sep=(.)"?', line.strip("\ufeff\r\n"))
     if separator:
         number, line = next(filled, (number, "path"))
@@ -204,7 +233,11 @@ def _open(
         is_known = not set(known).isdisjoint(map(simple_name, names))
         return is_known and len(names) > 1, len(names)
 
-    delimiter = separator[1] if separator else max(_DELIMITERS, key=is_better)
+    # The best delimiter divides the header into several names with an expected one, or else into
+    # most names.
+    delimiter = max(_DELIMITERS, key=is_better)
+    if separator:
+        delimiter = separator[1]
     return text, fields(delimiter), delimiter, number + 1
 
 

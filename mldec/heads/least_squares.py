@@ -1,10 +1,15 @@
-"""Ridge regression with leave-one-out and leave-a-group-out predictions in closed form.
+"""Ridge regression with leave-one-out and leave-one-group-out predictions in closed form.
 
-Targets [N, K] are predicted by a linear function of the inputs of N images, or by a function in the
-space of a kernel. The intercept is not regularized. Let H be the matrix that maps the targets to
-the predictions. Without the image, or without its group of images B, the residuals r are
+Targets [N, K] of N images are predicted by a linear function of the inputs (primal form) or of a
+kernel between the images (dual form), with an intercept that is not regularized. "Left-out" below
+means predicted by a model that was fitted without the image, or without the group of the image.
+
+Let H [N, N] be the hat matrix, which maps the targets to the in-sample predictions, and r the
+in-sample residuals. The left-out residuals of image i, and of the images of a group B, are
 
     r_i / (1 - H_ii)        and        (I - H_BB)^-1 r_B
+
+so that no further fits are needed.
 
 Source: Allen 1974 (PRESS); Rifkin and Lippert 2007, Notes on Regularized Least Squares.
 """
@@ -15,9 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ROWS = 4_096  # images per block of a pass over all images
-SMALLEST = 1e-12  # of a share 1 - H_ii, which is 0 for the only known label of a class
-JITTER = 1e-13  # relative: I - H_BB is singular if a group has all known labels of a class
+ROWS = 4_096  # images per block, which limits the memory
+SMALLEST = 1e-12  # minimum of 1 - H_ii, which is 0 for the only known label of a class
+# Relative addition to the diagonal of I - H_BB. This matrix is singular if a group has all known
+# labels of a class.
+JITTER = 1e-13
 
 Groups = Sequence[Tensor] | None  # indices of the images of each group; None: single images
 
@@ -31,21 +38,27 @@ def group_members(groups: np.ndarray) -> list[Tensor]:
 
 
 def without_group(block: Tensor, residuals: Tensor) -> Tensor:
-    """Return the left-out residuals of a group from I - H_BB [b, b] and its residuals [b, K]."""
+    """Return the left-out residuals [b, K] of a group.
+
+    Args:
+        block: The matrix I - H_BB of the b images of the group, [b, b], or a multiple of it.
+        residuals: In-sample residuals [b, K], multiplied by the same factor.
+    """
     jitter = JITTER * block.diagonal().mean().clamp_min(SMALLEST)
     return torch.linalg.solve(block + jitter * torch.eye(len(block), dtype=block.dtype), residuals)
 
 
 class Solver:
-    """Solutions for several alphas and targets from one eigendecomposition.
+    """Solver for several regularizations (alpha) and targets with a single eigendecomposition.
 
     Args:
-        inputs: Returns centered inputs [B, E] of images, given as indices. It is called for blocks
-            of images, so that the memory does not grow with N, except for the predictions.
+        inputs: Function that returns the centered inputs [B, E] of images, given as indices [B]. It
+            is called for blocks of images, so that only the predictions need memory for N images.
         count: Number of images N.
-        values: Eigenvalues [R] of the products of the inputs, at least 0.
-        rotation: Matrix [E, R] of the eigenvectors. None: the inputs are rotated.
-        members: Images that are left out together.
+        values: Eigenvalues [R] of the inner products of the inputs. Rounding may make some of them
+            negative; they are set to 0.
+        rotation: Matrix [E, R] of the eigenvectors, or None if the inputs are rotated already.
+        members: Groups of images that are left out together; None for single images.
     """
 
     def __init__(
@@ -64,7 +77,10 @@ class Solver:
         self.shares: dict[float, Tensor] = {}  # 1 - H_ii of all images by alpha
 
     def _blocks(self) -> Iterator[tuple[Tensor, Sequence[Tensor]]]:
-        """Yield blocks of about `ROWS` images, and the positions of each group in its block."""
+        """Yield blocks of about `ROWS` images, and the positions of each group in the block.
+
+        Groups are not divided between blocks. Without groups, there are no positions.
+        """
         if self.members is None:
             for rows in torch.arange(self.count).split(ROWS):
                 yield rows, ()
@@ -78,7 +94,7 @@ class Solver:
                 block = []
 
     def weights(self, targets: Tensor, alphas: Sequence[float]) -> list[Tensor]:
-        """Return the weights [E, K] of the centered inputs for each alpha."""
+        """Return the weights [E, K] of the centered inputs for targets [N, K] and each alpha."""
         centered = targets - targets.mean(0)
         product = torch.zeros((), dtype=targets.dtype)
         for rows, _ in self._blocks():
@@ -90,21 +106,23 @@ class Solver:
         return [self.rotation @ (rotated / (self.values + alpha)[:, None]) for alpha in alphas]
 
     def left_out(self, targets: Tensor, alphas: Sequence[float]) -> Iterator[tuple[float, Tensor]]:
-        """Yield each alpha with the left-out predictions [N, K]."""
+        """Yield each alpha with the left-out predictions [N, K] for targets [N, K]."""
         weights = self.weights(targets, alphas)
+        # 1 - H_ii does not depend on the targets, so it is computed once per alpha.
         is_known = set(alphas) <= self.shares.keys()
         left_out = [torch.empty_like(targets) for _ in alphas]
         for rows, groups in self._blocks():
             part = self.inputs(rows)
             rotated = part
             if self.rotation is not None and (groups or not is_known):
-                # One product gives the diagonals of every alpha.
+                # One product gives the hat matrix of every alpha.
                 rotated = part @ self.rotation.to(part.dtype)
             part = part.to(targets.dtype)
             rotated = rotated.to(targets.dtype)
             for alpha, weight, result in zip(alphas, weights, left_out, strict=True):
                 inverse = 1 / (self.values + alpha)
                 residuals = targets[rows] - targets.mean(0) - part @ weight
+                # The intercept adds 1 / N to each entry of the hat matrix.
                 for group in groups:
                     own = rotated[group]
                     block = torch.eye(len(group), dtype=own.dtype) - (own * inverse) @ own.T
@@ -119,10 +137,12 @@ class Solver:
 
 
 def dual(kernel: Tensor, members: Groups = None) -> Solver:
-    """Return the solver of |y - K c - b|^2 + alpha c' K c for a kernel K [N, N].
+    """Return the solver that minimizes |y - K c - b|^2 + alpha c' K c for a kernel K [N, N].
 
-    The coefficients c are the residuals of the predictions, divided by alpha.
+    The coefficients c are the in-sample residuals divided by alpha. Inputs of the solver are the
+    coordinates of the images in the eigenbasis of the centered kernel.
     """
+    # Centering the kernel removes the intercept from the problem.
     means = kernel.mean(0)
     values, vectors = torch.linalg.eigh(kernel - means - means[:, None] + means.mean())
     rotated = vectors * values.clamp_min(0).sqrt()
@@ -132,12 +152,19 @@ def dual(kernel: Tensor, members: Groups = None) -> Solver:
 def primal(
     inputs: Callable[[Tensor], Tensor], count: int, members: Groups = None
 ) -> tuple[Solver, Tensor, Tensor]:
-    """Return the solver of |y - X w - b|^2 + alpha u |w|^2 for more images than features.
+    """Return the solver that minimizes |y - X w - b|^2 + alpha u |w|^2 for inputs X [N, E].
 
-    Here u is the mean squared norm of the centered inputs, as for a linear kernel.
+    u is the mean squared norm of the centered inputs, as for a linear kernel. The memory does not
+    grow with N, so this form is used if there are more images than features.
+
+    Args:
+        inputs: Function that returns the inputs [B, E] of images, given as indices [B].
+        count: Number of images N.
+        members: Groups of images that are left out together.
 
     Returns:
-        The solver, whose inputs are centered and divided by the root of u, the means [E], and u.
+        The solver, whose inputs are centered and divided by the root of u, the means of the inputs
+        float64 [E], and u, float64 [].
     """
     total = torch.zeros((), dtype=torch.float64)
     moments = torch.zeros((), dtype=torch.float64)
@@ -164,21 +191,23 @@ def masked(
     alpha: float,
     members: Groups = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Fit each class on its known targets only; see `dual`.
+    """Fit each class to the images with a known target; see `dual`.
 
-    The inverse of all images is computed once. For a class with few unknown targets, it is updated
-    by a Schur complement. Classes with the same unknown targets share their inverse.
+    The inverse of the regularized kernel of all images is computed once. For a class with unknown
+    targets, the inverse of the remaining images follows from a Schur complement, unless most
+    targets are unknown. Classes with the same unknown targets share the inverse.
 
     Args:
         kernel: Kernel of all images, float64 [N, N].
         targets: Targets, float64 [N, K].
         known: Whether a target is known, bool [N, K].
-        alpha: Regularization.
-        members: Images that are left out together.
+        alpha: Regularization, above 0.
+        members: Groups of images that are left out together.
 
     Returns:
         The coefficients [N, K], which are 0 for unknown targets, the intercepts [K], and the
-        left-out predictions [N, K]. Those of unknown targets are ordinary predictions.
+        left-out predictions [N, K]. For an unknown target, this is the prediction of the
+        fitted model, which may contain other images of the group.
     """
     count = len(kernel)
     regularized = kernel + alpha * torch.eye(count, dtype=kernel.dtype)
@@ -194,6 +223,7 @@ def masked(
         others = (~pattern).nonzero()[:, 0]
         if not len(rows):
             continue
+        # Invert the smaller matrix: the images without a target, or the images with one.
         if len(others) <= len(rows):
             cross = inverse[rows][:, others]
             factor = torch.linalg.cholesky(inverse[others][:, others])

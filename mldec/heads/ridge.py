@@ -1,4 +1,8 @@
-"""Ridge regression on blocks of features: a head that is fitted in closed form."""
+"""Ridge regression on blocks of pooled features: a head that is fitted in closed form.
+
+`least_squares` has the linear algebra. This module selects features, kernel and regularization by
+the leave-one-out error, and converts the predictions to calibrated logits.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Literal, Self
@@ -21,32 +25,37 @@ from mldec.heads.least_squares import (
     primal,
 )
 
-# Transforms of a block, before it is divided by its norm.
-UNUSED = 0
-UNIT = 1
-ROOT = 2  # signed square root
+# Transforms of a block of features, before it is divided by its norm. The buffer `layout` stores
+# these numbers, so they must not change.
+UNUSED = 0  # the block is omitted
+UNIT = 1  # no transform
+ROOT = 2  # signed square root, which reduces the weight of a few large features
 STANDARD = 3  # standardized with the statistics of the training images
 
-# Candidate sets of blocks, from small to large; see `TimmBackbone` for the names. They and `MARGIN`
-# were chosen on several sets of photos, and confirmed on three others.
+# Candidate sets of blocks, from small to large; see `TimmBackbone` for the names. These sets and
+# `MARGIN` were selected on several sets of photos, and tested on three others.
 RICH = {"mean": ROOT, "s1": STANDARD, "s2": STANDARD, "prob": ROOT, "top": STANDARD}
 RECIPES = ({"mean": UNIT}, RICH, RICH | {"s3": STANDARD})
+
+# Candidates of the regularization. The scale of the features has no effect, see `kernel_of`, so the
+# same values suit all data.
 ALPHAS = tuple(np.geomspace(0.01, 100, 9).tolist())
-TIE = 0.001  # a larger set of blocks is preferred if its error is larger by at most this share
-MARGIN = 0.03  # relative gain that a kernel must have, because it stores features of the images
+TIE = 0.001  # a larger set of blocks is preferred if its error is larger by at most this fraction
+MARGIN = 0.03  # minimum relative gain of a kernel, because it stores features of the images
 
-MAX_CHOICE = 1_500  # images on which blocks and kernel are chosen
-MAX_KERNEL = 5_000  # images of a kernel: the memory grows with their square, the time with the cube
-MAX_MASKED = 100_000  # images times classes of an exact fit with unknown labels
-ROUNDS = 10  # of filling unknown labels with left-out predictions
+MAX_CHOICE = 1_500  # maximum number of images for the selection of blocks and kernel
+# Maximum number of images of a kernel: memory grows with their square, time with their cube.
+MAX_KERNEL = 5_000
+MAX_MASKED = 100_000  # maximum number of labels (N times K) of an exact fit with unknown labels
+ROUNDS = 10  # iterations that fill unknown labels with leave-one-out predictions
 
-SERIES = 20  # neighboring images that are left out together, to detect series
-# Share of the explained variance that is left without neighbors: 0.66 on the series of Corel5k, and
-# 0.83 to 1 on playing cards and VOC.
+SERIES = 20  # number of neighboring images that are left out together to detect series
+# There are series if leaving out the neighbors reduces the explained variance to less than this
+# fraction. It is 0.66 on Corel5k, which has series, and 0.83 to 1 on playing cards and VOC.
 SERIES_LOSS = 0.75
-MIN_EXPLAINED = 0.05  # a smaller share is noise
+MIN_EXPLAINED = 0.05  # fractions of the variance below this value are noise
 
-# Predicted labels are about 0 to 1. With this factor, usual temperatures of a softmax are near 1.
+# Predicted labels are about 0 to 1. With this factor, typical temperatures of a softmax are near 1.
 SHARPNESS = 10.0
 
 Kernel = Literal["auto", "linear", "rbf"]
@@ -56,31 +65,33 @@ Recipe = Mapping[str, int]  # transforms by the name of the block
 class RidgeHead(nn.Module):
     """Ridge regression of the labels (0 or 1) on blocks of features, with calibrated logits.
 
-    Each block is transformed and divided by its norm. The map is linear, or an RBF kernel over the
-    stored features of the training images. Blocks, kernel and regularization are selected by the
-    squared error of the leave-one-out predictions, relative to the variance of the class and
-    averaged over the classes. These predictions need no further fits, see `least_squares`. The
-    logits are calibrated on them: by Platt scaling per class, or for single-label data by a
-    temperature.
+    Each block is transformed and divided by its norm. The regression is linear in the blocks, or in
+    the RBF kernel between an image and the training images, whose features are then stored. Blocks,
+    kernel and regularization are selected by the squared error of the leave-one-out predictions,
+    relative to the variance of the labels of a class and averaged over the classes. These
+    predictions are computed without further fits, see `least_squares`. The logits are calibrated on
+    them: by Platt scaling per class, or by a temperature for single-label data.
 
-    The head has buffers, whose shapes depend on the training data, and no parameters.
+    The head has no parameters, only buffers. Their shapes depend on the training data.
 
     Args:
         in_features: Number of features D.
         num_classes: Number of classes K.
-        kernel: "linear", "rbf", or "auto" for "rbf" if its error is at least 3 % lower than that of
-            "linear". A kernel contains features of the training images, at most 5,000.
-        blocks: Names and widths of the blocks of features, in order. None for a single block, such
-            as the features of any other network.
+        kernel: "linear", "rbf" or "auto", which selects "rbf" if there are at most 5,000 images and
+            its error is more than 3 % below the error of "linear". A checkpoint with an RBF kernel
+            contains features of the training images.
+        blocks: Widths of the blocks of features by name, in the order of the features. None for one
+            block with all features, as for backbones without blocks.
     """
 
-    features = "blocks"  # the output of the backbone that the head needs; other heads need tokens
+    features = "blocks"  # requests blocks of features from the backbone instead of tokens
 
+    # D is the width of all blocks, E the width of the selected blocks, N the number of images.
     layout: Tensor  # int64 [number of blocks, 2]: width and transform of each block
     center: Tensor  # [D], 0 for blocks that are not standardized
     scale: Tensor  # [D], 1 for blocks that are not standardized
-    support: Tensor  # float16 [N, E]: normalized features of the training images; [0, E]: linear
-    gamma: Tensor  # []: the kernel is exp(-gamma |x - y|^2)
+    support: Tensor  # float16 [N, E]: normalized features of the training images; linear: [0, E]
+    gamma: Tensor  # []: the kernel is exp(-gamma |x - y|^2); unused if linear
     weight: Tensor  # [K, E], or [K, N] with a kernel
     bias: Tensor  # [K]
 
@@ -97,10 +108,11 @@ class RidgeHead(nn.Module):
         self.blocks = dict(blocks or {"mean": in_features})
 
         # Results of `fit`, which are not stored in checkpoints.
-        self.left_out = np.zeros((0, num_classes), np.float32)  # left-out logits [N, K]
-        self.summary = ""  # the choices, for the log
+        self.left_out = np.zeros((0, num_classes), np.float32)  # leave-one-out logits [N, K]
+        self.summary = ""  # the selected settings, for the log
         self.has_series = False  # whether neighboring images resemble each other
 
+        # The shapes of the largest recipe are a placeholder until `fit` or `allocate`.
         zeros = torch.zeros(sum(self.blocks.values()))
         self.register_buffer("gamma", torch.zeros(()))
         self.register_buffer(
@@ -110,7 +122,10 @@ class RidgeHead(nn.Module):
         self.register_buffer("support", torch.zeros(0, self.weight.shape[1], dtype=torch.float16))
 
     def _use(self, recipe: Recipe, means: Tensor, deviations: Tensor) -> int:
-        """Set the transforms of the blocks from statistics [D]. Returns the width E."""
+        """Set the transforms of the blocks of a recipe, and return the width E of these blocks.
+
+        `means` and `deviations` [D] are statistics of the training images.
+        """
         layout = [(width, recipe.get(name, UNUSED)) for name, width in self.blocks.items()]
         self.register_buffer("layout", torch.tensor(layout))
         self._read_layout()
@@ -121,15 +136,17 @@ class RidgeHead(nn.Module):
         return int(widths[transforms != UNUSED].sum())
 
     def _read_layout(self) -> None:
-        # Python numbers, because a graph cannot be traced with sizes from a tensor.
+        # Copy the sizes to Python numbers, because an exported graph cannot split by a tensor.
         self._widths, self._transforms = self.layout.T.tolist()
         self.in_features = sum(self._widths)
 
     def allocate(self, tensors: Mapping[str, Tensor]) -> None:
-        """Prepare the buffers for the tensors of another fit, whose shapes differ.
+        """Allocate buffers with the shapes of the tensors in a state dict.
 
-        Raises ValueError if the shapes do not fit each other or the classes.
+        Raises:
+            ValueError: If the shapes do not fit each other or the number of classes.
         """
+        # `load_state_dict` reports missing tensors.
         if not tensors.keys() >= dict(self.named_buffers()).keys():
             return
         widths, transforms = tensors["layout"].T
@@ -149,12 +166,12 @@ class RidgeHead(nn.Module):
         self._read_layout()
 
     def normalize(self, features: Tensor) -> Tensor:
-        """Map features [B, D] to the selected blocks [B, E], a unit vector per block."""
+        """Transform features [B, D] to the selected blocks [B, E], each with the norm 1."""
         blocks = ((features - self.center) / self.scale).split(self._widths, 1)
         parts = []
         for block, transform in zip(blocks, self._transforms, strict=True):
             if transform == ROOT:
-                # The small number limits the gradient at 0.
+                # Heat maps need the gradient. The small number limits it at 0.
                 block = block.sign() * (block.abs() + 1e-12).sqrt()
             if transform != UNUSED:
                 parts.append(block / block.norm(dim=1, keepdim=True).clamp_min(1e-12))
@@ -165,7 +182,7 @@ class RidgeHead(nn.Module):
         tokens = as_tokens(tokens, self.in_features)
         reject_word_vectors(word_vectors, self)
         with without_autocast(tokens.device):
-            # The differences of a kernel are too small for half precision.
+            # The kernel subtracts nearly equal numbers, which half precision would round to 0.
             inputs = self.normalize(tokens.float().mean(1))
             if len(self.support):
                 support = self.support.float()
@@ -178,17 +195,19 @@ class RidgeHead(nn.Module):
     def fit(
         self, features: Any, labels: Any, groups: Any = None, *, exclusive: bool = False
     ) -> Self:
-        """Fit the head, and set `left_out`.
+        """Fit the head to N images, and set `left_out`.
 
         Args:
-            features: Features of N images, floating point [N, D] or [N, 1, D]. Half precision is
-                converted in blocks of images, so that float16 saves memory. The order of the images
-                shows series, such as the order of their names.
-            labels: Labels [N, K]: 1, 0 or -1 (unknown). A class is fitted on its known labels. If N
-                x K is above 100,000, unknown labels are filled with left-out predictions instead.
+            features: Features, floating point [N, D] or [N, 1, D]. They are converted to float32 in
+                blocks of images, so that float16 saves memory. Images of a series should be
+                neighbors, for example by sorting their names, so that `has_series` can detect them.
+            labels: Labels [N, K]: 1, 0 or -1 (unknown). Each class is fitted on its known labels if
+                N is at most 5,000 and N x K at most 100,000. Otherwise unknown labels are filled
+                with leave-one-out predictions.
             groups: Group of each image, [N], such as its series. The images of a group are left out
                 together. None leaves out single images.
-            exclusive: Whether each image has exactly one label, for the calibration.
+            exclusive: Whether each image has exactly one label, so that the logits are calibrated
+                for a softmax.
 
         Raises:
             ConfigError: If there are more than 5,000 images for kernel="rbf".
@@ -203,7 +222,8 @@ class RidgeHead(nn.Module):
             fault = f"{len(rows):,} images, and a kernel supports at most {MAX_KERNEL:,}"
             raise ConfigError(f"head.kernel=rbf: {fault}; pass head.kernel=linear")
 
-        # Unknown labels count as the frequency of their class, until they are left out below.
+        # Unknown labels have the frequency of their class as the initial target. `_solve` excludes
+        # them, or replaces the targets by predictions.
         known = torch.from_numpy(labels >= 0)
         frequencies = (labels == 1).sum(0) / np.maximum((labels >= 0).sum(0), 1)
         targets = torch.from_numpy(np.where(labels >= 0, labels == 1, frequencies))
@@ -212,12 +232,14 @@ class RidgeHead(nn.Module):
         recipe, is_kernel = self._choose(rows, targets, known, groups, means, deviations)
         width = self._use(recipe, means, deviations)
         self.support = torch.zeros(0, width, dtype=torch.float16)
+        # Given groups are the series, so they need not be detected.
         if groups is None:
             some = slice(MAX_CHOICE)
             inputs = self.normalize(precise(rows[some]))
             self.has_series = has_series(inputs, targets[some], known[some])
         weight, bias, left_out = self._solve(rows, targets, known, members, is_kernel=is_kernel)
 
+        # The calibration is linear, so it becomes a part of the weights.
         slopes, offsets = calibrate(left_out.numpy(), labels, exclusive=exclusive)
         self.weight = (weight * slopes).T.float().contiguous()
         self.bias = (bias * slopes + offsets).float()
@@ -230,7 +252,19 @@ class RidgeHead(nn.Module):
     def _solve(
         self, rows: Tensor, targets: Tensor, known: Tensor, members: Groups, *, is_kernel: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return weights, biases and left-out predictions; set `support`, `gamma` and `summary`."""
+        """Solve the regression for the selected blocks, and set `support`, `gamma` and `summary`.
+
+        Args:
+            rows: Features [N, D].
+            targets: Labels float64 [N, K] in [0, 1]; the frequency of the class if unknown.
+            known: Whether a label is known, bool [N, K].
+            members: Images that are left out together.
+            is_kernel: Whether to use an RBF kernel.
+
+        Returns:
+            The weights [E, K], or [N, K] with a kernel, the biases [K], and the leave-one-out
+            predictions [N, K].
+        """
         width = self.support.shape[1]
         is_complete = bool(known.all())
         fits_masks = known.numel() <= MAX_MASKED and len(rows) <= MAX_KERNEL
@@ -238,6 +272,8 @@ class RidgeHead(nn.Module):
         def normalized(index: Tensor) -> Tensor:
             return self.normalize(precise(rows[index]))
 
+        # The primal form has a matrix [E, E], the dual form a matrix [N, N]. Use the smaller one,
+        # except for a kernel and for an exact fit with unknown labels, which need the dual form.
         means = scale = torch.zeros(())
         kernel = inputs = torch.zeros(0)
         is_dual = is_kernel or len(rows) <= width or (fits_masks and not is_complete)
@@ -259,10 +295,13 @@ class RidgeHead(nn.Module):
         else:
             if not is_complete:
                 self.summary += ", unknown labels filled with left-out predictions"
+                # The leave-one-out prediction of an image does not depend on its own target. An
+                # in-sample prediction would confirm the value that was filled in.
                 for _ in range(ROUNDS):
                     targets = torch.where(known, targets, left_out.clamp(0, 1))
                     _, left_out = next(solver.left_out(targets, [alpha]))
             [weight] = solver.weights(targets, [alpha])
+            # The coefficients of a dual solution are its residuals divided by alpha.
             if is_dual:
                 fitted = solver.inputs(torch.arange(len(rows))) @ weight
                 weight = (targets - targets.mean(0) - fitted) / alpha
@@ -270,6 +309,7 @@ class RidgeHead(nn.Module):
             else:
                 weight = weight / scale.sqrt()
                 bias = targets.mean(0) - means @ weight
+        # With a linear kernel, the coefficients of the images become weights of the features.
         if is_dual and not is_kernel:
             weight = inputs.T.double() @ weight / scale
         return weight, bias, left_out
@@ -283,14 +323,20 @@ class RidgeHead(nn.Module):
         means: Tensor,
         deviations: Tensor,
     ) -> tuple[Recipe, bool]:
-        """Choose blocks, and whether to use a kernel, on at most `MAX_CHOICE` images."""
+        """Select blocks and whether to use a kernel by the error on at most `MAX_CHOICE` images.
+
+        For the arguments see `_solve`. `means` and `deviations` [D] are statistics of the features.
+        """
         some = torch.from_numpy(np.random.default_rng(0).permutation(len(rows))[:MAX_CHOICE])
-        members = None if groups is None else group_members(np.asarray(groups)[some.numpy()])
-        if members is not None and len(members) < 2:
-            members = None
+        members = None
+        if groups is not None:
+            members = group_members(np.asarray(groups)[some.numpy()])
+            # At least two groups are needed for an error. All sampled images may be in one group.
+            if len(members) < 2:
+                members = None
 
         raw = precise(rows[some])
-        some_targets = targets[some].float()  # a choice needs no double precision
+        some_targets = targets[some].float()  # float32 is sufficient to compare errors
 
         def error_of(recipe: Recipe, *, rbf: bool) -> float:
             self._use(recipe, means, deviations)
@@ -298,6 +344,7 @@ class RidgeHead(nn.Module):
             kernel, _ = kernel_of(inputs @ inputs.T, rbf=rbf)
             return best(dual(kernel.float(), members), some_targets, known[some])[1]
 
+        # A backbone may lack some blocks, which makes recipes equal.
         recipes: list[Recipe] = []
         for recipe in RECIPES:
             present = {name: kind for name, kind in recipe.items() if name in self.blocks}
@@ -313,14 +360,23 @@ class RidgeHead(nn.Module):
 
 
 def has_series(inputs: Tensor, targets: Tensor, known: Tensor) -> bool:
-    """Return True if images are predicted much better with their neighbors in the given order.
+    """Return True if neighboring images resemble each other, as in bursts and videos.
 
-    The predictions without blocks of `SERIES` neighbors are compared with those without blocks of
-    random images. Images with frequent labels are exchanged with others of the same labels only,
-    because images that are sorted by class are no series.
+    Leave-one-out metrics are too high then, because the neighbors of each image are in the fit. Two
+    predictions are compared: without blocks of `SERIES` neighbors, and without blocks of random
+    images. For the second one, images are only exchanged with images of the same labels if there
+    are at least `SERIES` of these. Images that are sorted by class are therefore not series.
+
+    Args:
+        inputs: Normalized features [N, E] in an order in which series are neighbors.
+        targets: Labels [N, K] in [0, 1].
+        known: Whether a label is known, bool [N, K].
     """
+    # A few blocks give no reliable estimate.
     if len(inputs) < 4 * SERIES:
         return False
+
+    # Images with rare combinations of labels (-1) are exchanged with each other.
     _, kind, counts = torch.unique(targets, dim=0, return_inverse=True, return_counts=True)
     kind[counts[kind] < SERIES] = -1
     order = torch.arange(len(inputs))
@@ -343,25 +399,29 @@ def has_series(inputs: Tensor, targets: Tensor, known: Tensor) -> bool:
 
 
 def precise(features: Tensor) -> Tensor:
-    """Convert half precision to float32."""
+    """Convert half precision to float32. Other types are unchanged."""
     return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
 def statistics(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the means and the standard deviations of features [N, D], float64 [D]."""
+    """Return the means and the standard deviations of features [N, D], each float64 [D]."""
     sums = torch.zeros(2, rows.shape[1], dtype=torch.float64)
     for part in rows.split(ROWS):
         sums += torch.stack([part.double().sum(0), part.double().square().sum(0)])
     means, squares = sums / len(rows)
-    # Constant features have a deviation near 0.
+    # The small number limits the scale of constant features.
     return means, (squares - means.square()).clamp_min(0).sqrt() + 1e-4
 
 
 def kernel_of(products: Tensor, *, rbf: bool) -> tuple[Tensor, Tensor]:
-    """Return the kernel float64 [N, N] of inner products [N, N], and its scale.
+    """Return the kernel of N inputs, float64 [N, N], and its scale.
 
-    The scale is the mean squared norm of the centered inputs, by which a linear kernel is divided,
-    or `gamma` of an RBF kernel, the inverse of the median squared distance.
+    A linear kernel is divided by its scale, the mean squared norm of the centered inputs. The scale
+    of an RBF kernel is `gamma`, the inverse of the median squared distance between the inputs.
+
+    Args:
+        products: Inner products of the inputs, [N, N].
+        rbf: Whether to return an RBF kernel.
     """
     products = products.double()
     squares = products.diagonal()
@@ -374,7 +434,7 @@ def kernel_of(products: Tensor, *, rbf: bool) -> tuple[Tensor, Tensor]:
 
 
 def best(solver: Solver, targets: Tensor, known: Tensor) -> tuple[float, float, Tensor]:
-    """Return the alpha with the lowest error, this error, and the left-out predictions [N, K]."""
+    """Return the alpha with the lowest leave-one-out error, the error, and predictions [N, K]."""
     lowest: tuple[float, float, Tensor] | None = None
     for alpha, left_out in solver.left_out(targets, ALPHAS):
         error = relative_error(targets, known, left_out)
@@ -385,10 +445,13 @@ def best(solver: Solver, targets: Tensor, known: Tensor) -> tuple[float, float, 
 
 
 def relative_error(targets: Tensor, known: Tensor, predictions: Tensor) -> float:
-    """Return the squared error divided by the variance of the class, averaged over the classes."""
+    """Return the squared error relative to the variance of a class, averaged over the classes.
+
+    The error of a constant prediction, the frequency of the class, is 1. Arguments are [N, K].
+    """
     errors = torch.where(known, (targets - predictions).square(), 0).sum(0)
     variances = torch.where(known, (targets - targets.mean(0)).square(), 0).sum(0)
-    # Classes that all or no images show have no variance.
+    # Constant labels have no variance.
     varies = variances > SMALLEST
     if not varies.any():
         return 0.0
@@ -398,9 +461,16 @@ def relative_error(targets: Tensor, known: Tensor, predictions: Tensor) -> float
 def calibrate(
     left_out: np.ndarray, labels: np.ndarray, *, exclusive: bool
 ) -> tuple[Tensor, Tensor]:
-    """Fit slopes and offsets [K] of left-out predictions [N, K], which become logits."""
+    """Return slopes and offsets, float64 [K], that convert predictions to calibrated logits.
+
+    Args:
+        left_out: Leave-one-out predictions [N, K], so that the calibration is not optimistic.
+        labels: Labels [N, K]: 1, 0 or -1 (ignored).
+        exclusive: Whether a temperature for a softmax is fitted, the same for all classes.
+    """
     every = np.ones(len(labels), bool)
     if exclusive:
+        # Without an optimum, the temperature is 1.
         slope = SHARPNESS / (temperature(SHARPNESS * left_out, labels, every) or 1.0)
         slopes = torch.full((labels.shape[1],), slope, dtype=torch.float64)
         return slopes, torch.zeros_like(slopes)

@@ -1,4 +1,8 @@
-"""Training of heads that are fitted in closed form, in one pass over cached features."""
+"""Training of heads that are fitted in closed form, in one pass over cached features.
+
+`HeadFit` takes the place of the `Learner` in `Trainer`, so that checkpoints, logs, evaluation and
+resuming are the same as for heads that are trained by gradient descent.
+"""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -25,19 +29,27 @@ from mldec.names import format_list
 from mldec.runtime.console import progress_bar
 from mldec.training.step import StepStats
 
-# Settings of the training by gradients. Those of an experiment are ignored.
+# Settings of training by gradient descent, as prefixes of keys. The values in the files of an
+# experiment are ignored, so that `head=ridge` can be added to any experiment. A value that the user
+# has typed raises an error, because it has no effect.
 UNUSED: tuple[str, ...] = ("loss", "optim.", "schedule.", "mix.", "init.classes", "init.synonyms")
 UNUSED += ("data.sampler", "train.epochs", "train.min_steps", "train.stop_epoch", "train.patience")
 UNUSED += ("train.max_drop", "train.repeats", "train.ema_", "train.clip_grad", "train.compile")
 UNUSED += ("train.start_at_frequency", "train.focus_few_images", "train.random_queries")
 
-FEW_POSITIVES = 20  # leave-one-out metrics of classes with fewer positives are uncertain
+FEW_POSITIVES = 20  # classes with fewer positives have uncertain leave-one-out metrics
 
 
 def check_settings(config: Config, parts: build.Parts, typed: Sequence[str]) -> None:
-    """Raise ConfigError for settings that a head which is fitted in closed form does not use.
+    """Validate the settings of a head that is fitted in closed form. Other heads are not checked.
 
-    `typed` are the settings that the user typed, as key=value.
+    Args:
+        config: Config of the run.
+        parts: Parts of the run.
+        typed: Settings that the user has typed, as key=value.
+
+    Raises:
+        ConfigError: If the user has typed a setting without effect, or the features are not cached.
     """
     if not build.is_fitted(parts):
         return
@@ -46,6 +58,7 @@ def check_settings(config: Config, parts: build.Parts, typed: Sequence[str]) -> 
         key = word.lstrip("+~").partition("=")[0]
         if key.startswith(UNUSED):
             raise ConfigError(f"{word}: {name} does not use it; remove it, or pass head=csra")
+    # All features must be in memory at once, and the backbone must not change after the fit.
     if not config.train.cache_features:
         raise ConfigError(
             f"head: {name} is fitted on a frozen backbone; pass train.freeze=[backbone] "
@@ -54,16 +67,21 @@ def check_settings(config: Config, parts: build.Parts, typed: Sequence[str]) -> 
 
 
 class HeadFit:
-    """A model whose head is fitted in closed form. It has the state of a `Learner` of one step."""
+    """Fits a head in closed form. It has the attributes of a `Learner` that `Trainer` uses.
+
+    The fit counts as a run of one step and one epoch.
+    """
 
     def __init__(
         self, config: Config, model: Classifier, loss: nn.Module, *, device: torch.device
     ) -> None:
         self.config = config
         self.model = model.requires_grad_(False)
-        self.loss = loss.to(device)  # only for the loss of the evaluation
+        self.loss = loss.to(device)  # only used for the loss in the evaluation
         self.device = device
         self.precision = config.train.precision.for_device(device)
+
+        # Attributes of `Learner`, which describe a run of one step without a moving average.
         self.step = 0
         self.steps = 1
         self.pieces = config.train.pieces
@@ -74,9 +92,12 @@ class HeadFit:
     def fit(self, split: Split) -> tuple[np.ndarray, list[str]]:
         """Fit the head to the training images.
 
+        Args:
+            split: Training split with cached features, see `frozen_features.with_tokens`.
+
         Returns:
-            The left-out logits float32 [N, K], which are NaN for unreadable images, and a message
-            per unreadable image.
+            The leave-one-out logits float32 [N, K], which are NaN for unreadable images, and a
+            message per unreadable image.
 
         Raises:
             DataError: If no image is readable.
@@ -85,9 +106,14 @@ class HeadFit:
         rows = []
         features = []
         bad = []
-        # The order of the names shows series, if the keys are names.
+
+        # Images of a series, such as the frames of a video, have neighboring names. Sort them by
+        # name, so that the head can detect series. Keys of shards are numbers, which have no order.
         keys = dataset.storage.keys  # type: ignore[attr-defined]
-        order = np.argsort(keys, kind="stable") if keys.dtype.kind == "S" else np.arange(len(keys))
+        order = np.arange(len(keys))
+        if keys.dtype.kind == "S":
+            order = np.argsort(keys, kind="stable")
+
         for index in progress_bar(order.tolist(), desc="read features"):
             try:
                 tokens, _ = dataset.load(index, SampleRandom(0))
@@ -95,11 +121,12 @@ class HeadFit:
                 bad.append(str(error))
                 continue
             rows.append(index)
-            # Half precision is exact, because the files have it.
+            # This conversion is exact, because the files have half precision.
             features.append(tokens[0].half())
         if not rows:
             raise DataError(bad[0])
 
+        # The linear algebra needs float64, which is slow or missing on other devices.
         head: Any = self.model.head.cpu()
         labels = self.labels(split)[rows]
         groups = None if split.groups is None else split.groups[rows]
@@ -114,12 +141,12 @@ class HeadFit:
 
     @staticmethod
     def labels(split: Split) -> np.ndarray:
-        """Return the labels int8 [N, K] of the training images."""
+        """Return the labels of a split with stored images, int8 [N, K]: 1, 0 or -1 (unknown)."""
         labels: np.ndarray = split.dataset.labels.dense()  # type: ignore[attr-defined]
         return labels
 
     def read(self) -> list[StepStats]:
-        """Return the pending numbers of steps: none."""
+        """Return the statistics of finished steps, of which there are none; see `Learner.read`."""
         return []
 
     def state(self) -> dict[str, Any]:
@@ -133,7 +160,14 @@ class HeadFit:
 
 
 def uncertain_classes(labels: np.ndarray, names: Sequence[str]) -> list[str]:
-    """Return messages about classes without two kinds of labels, and with few positives."""
+    """Return warnings about classes that cannot be learned or evaluated reliably.
+
+    Args:
+        labels: Labels [N, K]: 1, 0 or -1 (unknown).
+        names: Names of the K classes.
+    """
+    # A class with only positives or only negatives has the same score for all images. The
+    # leave-one-out metrics of a class with few positives depend on a few images.
     positives = (labels == 1).sum(0)
     negatives = (labels == 0).sum(0)
     messages = []
@@ -152,9 +186,13 @@ def uncertain_classes(labels: np.ndarray, names: Sequence[str]) -> list[str]:
 
 
 def calibrate(left_out: np.ndarray, split: Split, config: Config) -> Calibration | None:
-    """Fit thresholds for F1 to left-out logits [N, K], as `mldec calibrate` does.
+    """Fit thresholds for F1 to leave-one-out logits [N, K], as `mldec calibrate` does.
 
-    Returns None if no image has a positive label.
+    The model needs no further calibration images, because these logits are not optimistic.
+    Single-label models have no thresholds, and their logits are calibrated by the head.
+
+    Returns:
+        The calibration, or None if no image has a positive label.
     """
     labels = HeadFit.labels(split)
     readable = np.isfinite(left_out).all(1)

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("mldec")
 
 DEFAULT_FILE = "data.csv"
-# Paths that `path_inside` does not change.
+# Paths that `path_inside` does not change. The expression is much faster than the function, which
+# matters for tables with millions of rows.
 _PLAIN = re.compile(r"(?!\.{1,2}(/|$))[^/\\:\0]+(/(?!\.{1,2}(/|$))[^/\\:\0]+)*")
 _RULES = Rules()
 
@@ -72,9 +73,9 @@ def csv_table(
     for the rules. The metric is `mAP_partial` if labels may be not annotated (-1).
 
     Args:
-        file: Table, relative to `root` or absolute. Without data.csv, the tables of the splits in
-            `root` are read, such as train.csv and val.csv, or train/_classes.csv.
-        images: Folder that relative paths start from, relative to `root` or absolute.
+        file: Table, relative to `root` or absolute. If data.csv does not exist, the tables of the
+            splits in `root` are read, such as train.csv and val.csv, or train/_classes.csv.
+        images: Folder of the relative paths in the table. It is relative to `root` or absolute.
         encoding: Encoding of a text file, such as cp1252 (Excel on Windows) or utf-16.
         classes: Class names in order, or a text file with one name per line. None takes the sorted
             labels of all rows, or the class columns in the order of the file.
@@ -92,8 +93,11 @@ def csv_table(
     folder = check_folder(root, "the table")
     where = folder / Path(file).expanduser()
     if annotations is None:
+        # Tables of splits, as exported by labeling tools, have paths relative to their own folder.
         beside = file == DEFAULT_FILE and not where.is_file()
-        tables = _find_tables(folder, train) if beside else {"": where}
+        tables = {"": where}
+        if beside:
+            tables = _find_tables(folder, train)
         frames = {str(path): _read(path, rules, encoding) for path in tables.values()}
         if len(tables) > 1:
             frames = _with_splits(frames, tables, (train, val))
@@ -111,12 +115,16 @@ def csv_table(
     elif annotations.table.labels.default == -1:
         evaluator = partial_labels(threshold, top_k=top_k)
 
-    table, splits = (annotations.table, annotations.splits)
+    table = annotations.table
+    splits = annotations.splits
     counts = Counter(splits.tolist())
     train_split = _find_name(train, counts)
     val_split = _find_name(val, counts)
-    # Hold out images if there is no split except for the training split.
+
+    # Hold out images if the table has no other split than the training split. If it has another
+    # one, such as test, the user must choose: a test split must not become a validation split.
     holds_out = val_split not in counts and not set(counts) - {train_split, ""}
+    # A split that the user has named must exist, so that images are not held out by mistake.
     for name, value in (("train", train), ("val", val)):
         if holds_out and value not in (name, *counts):
             raise ValueError(f"{name} is {value}; {where} has no such split: add a column split")
@@ -125,6 +133,9 @@ def csv_table(
         if part == val and not holds_out:
             check_val(val_split, counts, where)
         split = val_split if part == val and not holds_out else _find_name(part, counts)
+
+        # With data.split_column=fold and data.val=0, all other folds are the training split. A
+        # table without splits is divided as a whole.
         chosen = table
         if rules.split_column and split == train_split and split not in counts:
             chosen = table.select(splits != val_split)
@@ -165,7 +176,10 @@ def _read(path: Path, rules: Rules, encoding: str) -> "DataFrame":
 
 
 def _find_name(wanted: str, present: Collection[str]) -> str:
-    """Return the name of a split in a table. Names such as val and valid are equivalent."""
+    """Return the name of a split as it is written in a table, or `wanted` if it has none.
+
+    Names such as val and valid are equivalent, unless the table has both.
+    """
     wanted = wanted.strip().lower()
     if wanted in present or wanted not in SPLITS:
         return wanted
@@ -176,13 +190,14 @@ def _find_name(wanted: str, present: Collection[str]) -> str:
 def find_tables(folder: Path) -> dict[str, list[Path]]:
     """Return the tables in a folder by split, such as train.csv or train/_classes.csv.
 
-    The key of other tables is "".
+    The key of tables without a split in their name is "".
     """
     found: dict[str, list[Path]] = {}
     for path in map(Path, user_entries(folder)):
         tables = [path]
         if path.is_dir():
             tables = sorted(path.iterdir()) if path.name.lower() in SPLITS else []
+        # A name with several splits, such as train_val, has none.
         words = [word for word in re.split(r"[\W_]+", path.stem.lower()) if word in SPLITS]
         for table in tables:
             if table.suffix.lower() in SUFFIXES and table.is_file():
@@ -191,8 +206,13 @@ def find_tables(folder: Path) -> dict[str, list[Path]]:
 
 
 def _find_tables(folder: Path, train: str) -> dict[str, Path]:
-    """Return the tables of the splits, or one table with the key ""."""
+    """Return one table per split, or a single table with the key "".
+
+    Raises:
+        DataError: If there is no table, or several for a split.
+    """
     found = find_tables(folder)
+    # Other tables, such as a list of the classes, do not count if there is a training table.
     if _find_name(train, found) in found:
         found.pop("", None)
     else:
@@ -209,7 +229,14 @@ def _find_tables(folder: Path, train: str) -> dict[str, Path]:
 def _with_splits(
     frames: Mapping[str, "DataFrame"], tables: Mapping[str, Path], used_splits: Sequence[str]
 ) -> dict[str, "DataFrame"]:
-    """Return the tables with a column of their split, without tables that have no labels."""
+    """Add a column with its split to each table, and omit tables of unused splits without labels.
+
+    Args:
+        frames: Tables by path.
+        tables: Paths by split.
+        used_splits: Names of the training and of the validation split.
+    """
+    # A test table often has the columns of the others except for the labels.
     most = max(len(frame.columns) for frame in frames.values())
     names = [_find_name(name, tables) for name in used_splits]
     used = {}
@@ -232,10 +259,16 @@ def parse(
     folder: Path | None = None,
     beside_tables: bool = False,
 ) -> Annotations:
-    """Return the images of tables, given by their names, with one row per image or label.
+    """Parse tables with one row per image, or one row per label of an image.
 
-    Relative paths start from `folder`, or from the folder of their table (`beside_tables`). Without
-    a folder, they start from the working folder, and the result has their common folder.
+    Args:
+        frames: Tables by name, for messages. All have the same columns.
+        rules: Settings of the columns and cells.
+        classes: Class names in order. None uses the names in the tables.
+        exclusive: Whether each image has exactly one label.
+        folder: Folder of relative paths. None for paths relative to the working directory. The
+            folder of the result is then the common parent of all images.
+        beside_tables: Whether paths are relative to the folder of their table instead.
 
     Raises:
         DataError: If a column or a cell cannot be read, or has several meanings.
@@ -249,6 +282,7 @@ def parse(
     else:
         labels = class_labels(sheet, roles.classes, rules)
         names = tuple(column.name for column in roles.classes)
+        # Sort the columns like the given classes. Classes without a column have no labels.
         if classes is not None:
             columns = indices_of(classes)
             for name in names:
@@ -262,6 +296,9 @@ def parse(
     splits = np.full(len(rows), "")
     if roles.split is not None:
         splits = split_names(roles.split)
+
+    # Several rows of an image are one image. In a table with class columns or with negatives, each
+    # row has all labels of its image, so that the rows must be equal.
     first = np.unique(rows, return_index=True)[1]
     if len(first) < len(rows):
         by_label = roles.labels is not None and labels.default == 0
@@ -283,7 +320,13 @@ def parse(
 def _image_paths(
     sheet: Sheet, column: Column, folder: Path | None, *, beside_tables: bool
 ) -> tuple[list[str], np.ndarray, Path]:
-    """Return the paths of the images, the image of each row, and the folder of the paths."""
+    """Find the image files of a table.
+
+    Returns:
+        The paths of M images relative to a folder, the index of the image of each row, int [N], and
+        the folder.
+    """
+    # Cells of other types, such as numbers and lists, are not paths.
     codes = column.codes
     cells = [cell if isinstance(cell, str) else "" for cell in column.cells]
     if "" in cells:
@@ -292,6 +335,8 @@ def _image_paths(
         raise DataError(
             f"{sheet.where(row)}: {str(value)!r} is not the path of an image; correct it"
         )
+
+    # The same cell in tables of two folders is a path of two images, so each row has its own cell.
     if beside_tables:
         bases = [os.path.relpath(Path(name).parent, folder) for name, _ in sheet.parts]
         base_of_row = np.repeat(bases, [len(numbers) for _, numbers in sheet.parts])
@@ -299,7 +344,11 @@ def _image_paths(
         cells = [(PurePath(base) / cells[code]).as_posix() for base, code in pairs]
         codes = np.arange(len(cells))
 
-    inside = (f"{folder}/", f"{folder.resolve()}/") if folder is not None else ()
+    # If a path is outside `folder`, all paths become absolute, and their common parent is the
+    # folder of the images.
+    inside: tuple[str, ...] = ()
+    if folder is not None:
+        inside = (f"{folder}/", f"{folder.resolve()}/")
     is_searched = True
     if folder is None or not all(cell[0] != "/" or cell.startswith(inside) for cell in cells):
         is_searched = False
@@ -310,13 +359,15 @@ def _image_paths(
         if in_memory and not folder.is_dir():
             raise DataError(f"{sheet.source}: {cells[0]} does not exist; correct the paths")
 
+    # Normalize the paths. Different cells, such as a.jpg and ./a.jpg, may be the same image.
     rows = np.unique(codes, return_index=True)[1]
     paths = []
     for cell, row in zip(cells, rows, strict=True):
         is_plain = _PLAIN.fullmatch(cell)
         paths.append(cell if is_plain else path_inside(cell, sheet.where(row), folder=folder))
     images: dict[str, int] = {}
-    # Absolute paths may have a large common folder, such as /, and name their files.
+    # The common parent of absolute paths may be a large folder, such as /. They are complete, so it
+    # is not searched.
     if is_searched:
         paths = _located(sheet, paths, rows, folder)
     numbers = [images.setdefault(path, len(images)) for path in paths]
@@ -350,11 +401,23 @@ def _merged(
     *,
     by_label: bool,
 ) -> Labels:
-    """Return the labels of M images with several rows: equal rows, or one row per label.
+    """Join the rows of each image, which are equal, or have one label each.
 
-    `images` are the images of the rows, int [N], and `first` the first row of each image, int [M].
+    Args:
+        sheet: The table, for messages.
+        labels: Labels of the N rows.
+        splits: Split of each row, text [N].
+        images: Index of the image of each row, int [N].
+        first: First row of each image, int [M].
+        by_label: Whether rows may have different labels of their image.
+
+    Returns:
+        The labels of the M images.
+
+    Raises:
+        DataError: If the rows of an image have contradictory labels or splits.
     """
-    # Lists of several names that differ between rows are contradictory.
+    # Rows with several names have all labels of an image, so different rows are contradictory.
     by_label = by_label and labels.counts_per_image().max(initial=0) <= 1
     for row in np.flatnonzero(first[images] != np.arange(len(images))).tolist():
         other = int(first[images[row]])
@@ -380,11 +443,17 @@ def _merged(
 def _groups(
     sheet: Sheet, column: Column, files: np.ndarray, images: np.ndarray, first: np.ndarray
 ) -> np.ndarray:
-    """Return the groups of M images, see `Table`. For `images` and `first` see `_merged`."""
+    """Return the groups of M images, bytes [M], see `Table`.
+
+    `images` and `first` are the arguments of `_merged`.
+    """
     differs = column.codes != column.codes[first[images]]
     if differs.any():
         fault = "the image is listed twice, with other groups"
         raise DataError(f"{sheet.where(int(differs.argmax()))}: {fault}; correct one")
+
+    # An image without a group is its own group. The path is its name, because the groups of two
+    # images must differ.
     cells = [str(cell) for cell in column.cells]
     names = encode_paths(["" if name.casefold() in MISSING else name for name in cells])
     names = names[column.codes[first]]
@@ -392,27 +461,44 @@ def _groups(
 
 
 def to_csv(table: Table, splits: np.ndarray) -> str:
-    """Return a table that is read to the same images, with the classes in `data.classes`.
+    """Return a table as CSV. `csv_table` reads the same images and labels from it.
 
-    `splits` are the names of the splits, text [N], or "" without one.
+    Classes without a label are not in the CSV, so `data.classes` is needed to keep their order.
+
+    Args:
+        table: Images and labels.
+        splits: Name of the split of each image, text [N], or "" if it has none.
     """
     default = table.labels.default
-    is_partial = -1 in (default, *np.unique(table.labels.values))
-    header = ["path", "labels", *(["negatives"] if is_partial else [])]
+    is_partial = default == -1 or -1 in table.labels.values
     has_splits = any(splits)
-    header += ["split"] if has_splits else []
-    header += ["group"] if table.groups is not None else []
+    header = ["path", "labels"]
+    if is_partial:
+        header.append("negatives")
+    if has_splits:
+        header.append("split")
+    if table.groups is not None:
+        header.append("group")
+
     rows = [header]
     for image, file in enumerate(table.files.tolist()):
+        # The names of the classes by their value, as far as they are stored.
         entries = slice(table.labels.starts[image], table.labels.starts[image + 1])
         names: dict[int, list[str]] = {1: [], 0: [], -1: []}
         pairs = zip(table.labels.classes[entries], table.labels.values[entries], strict=True)
         for column, value in pairs:
             names[int(value)].append(table.classes[column])
+        # A class that is in neither column is unknown, so list all absent classes.
         if is_partial and default == 0:
             names[0] = [name for name in table.classes if name not in names[1] + names[-1]]
-        cells = [json.dumps(names[value], ensure_ascii=False) for value in (1, 0)]
-        row = [os.fsdecode(file), *cells[: 1 + is_partial]]
-        row += [splits[image]] if has_splits else []
-        rows.append(row + ([] if table.groups is None else [os.fsdecode(table.groups[image])]))
+
+        # JSON lists need no separator, which could be a part of a name.
+        row = [os.fsdecode(file), json.dumps(names[1], ensure_ascii=False)]
+        if is_partial:
+            row.append(json.dumps(names[0], ensure_ascii=False))
+        if has_splits:
+            row.append(splits[image])
+        if table.groups is not None:
+            row.append(os.fsdecode(table.groups[image]))
+        rows.append(row)
     return "".join(csv_lines(rows))

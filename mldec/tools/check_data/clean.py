@@ -1,4 +1,4 @@
-"""Write a table of the usable images of a dataset."""
+"""Table of the valid images of a dataset, without copies and with groups of near-duplicates."""
 
 import os
 import shlex
@@ -20,7 +20,12 @@ from mldec.tools.check_data.examine import ImageCheck
 
 
 def united(data: DataModule) -> StoredImages:
-    """Return the images of train and then of val, with paths inside their common folder."""
+    """Concatenate the images of train and val, with paths relative to their common folder.
+
+    Raises:
+        ConfigError: If both splits have the same images, if the data has no image files, or if the
+            labels of the splits cannot be combined.
+    """
     if same_images(data.train, data.val):
         fault = "the validation images are the training images"
         raise ConfigError(f"--write: {fault}; pass data.val_fraction=0.1")
@@ -44,10 +49,12 @@ def united(data: DataModule) -> StoredImages:
         prefix = os.fsencode(folder.relative_to(common).as_posix() + "/").removeprefix(b"./")
         paths = np.char.add(prefix, images.storage.keys)
         files.append(paths)
+        # Images without a group have their path as the name of the group, which changes with it.
         if images.groups is not None:
             is_single = images.groups == images.storage.keys
             paths = np.where(is_single, paths, images.groups)
         groups.append(paths)
+
     joined = Labels(
         np.concatenate([labels.starts[:-1], labels.starts[-1] + val.labels.starts]),
         np.concatenate([labels.classes, val.labels.classes]),
@@ -65,16 +72,28 @@ def write_table(
 ) -> None:
     """Write a table for `csv_table` without unreadable images and copies, with a column `group`.
 
-    A group has near-duplicates, or images of a group of the data. Of several copies, the first one
-    in val is kept, or else the first one in train. The table has no splits if `HoldOut` or
-    `data.fold` divided the images, so that a training holds out whole groups. `checked` has the
-    results for all images of each split, and `hashes` [N] are those of train and then of val.
+    Near-duplicates are in the same group, and existing groups are kept. Of several identical files,
+    the first file in val is kept, or else the first file in train, so that the validation split
+    stays complete. The table has no splits if `HoldOut` or `data.fold` made them, so that a
+    training with the table holds out whole groups.
+
+    Args:
+        target: Path of the table.
+        data: The dataset.
+        checked: Results for all images of each split, by its name.
+        hashes: Perceptual hashes of the images of train and then of val, uint64 [N].
+
+    Raises:
+        DataError: If a split has invalid labels.
     """
+    # Splits with invalid labels have no results.
     if len(checked) < 2:
         raise DataError("--write: there are invalid labels, see the lines above; correct them")
     train = checked["train"]
     val = checked["val"]
     num_train = len(train.hashes)
+
+    # `np.unique` returns the first image with each hash of the file, in the order val, train.
     val_first = np.roll(np.arange(len(hashes)), -num_train)
     file_hashes = np.concatenate([val.hashes, train.hashes])
     originals = val_first[np.unique(file_hashes, return_index=True)[1]]

@@ -182,6 +182,8 @@ def test_init_by_name_errors(small, tmp_path, settings, names, name):
 class Small(nn.Module):
     """A backbone with a computed buffer, and a head."""
 
+    is_fitted = False
+
     def __init__(self, classes=3):
         super().__init__()
         self.backbone = nn.Linear(4, 4)
