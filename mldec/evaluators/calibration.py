@@ -17,7 +17,7 @@ FIXED = 0.5  # threshold of the uncalibrated model
 MAX_SCORES = 4_000_000  # for fits over all classes, such as a temperature
 BLOCK = 64  # classes per copy to contiguous memory
 BINS = 15  # of the expected calibration error
-# Range of fitted temperatures. Below it, all scores are about 0 or 1, and above it, all scores of an
+# Range of fitted temperatures. Below it, all scores are about 0 or 1. Above it, all scores of an
 # image are about equal.
 TEMPERATURES = (0.05, 20.0)
 MAX_THRESHOLD = np.nextafter(1, 0)  # the logit of 1 is infinite
@@ -36,7 +36,7 @@ class Objective:
     - f1: The highest F1.
     - precision: The highest recall with a precision of at least `values[0]`.
     - recall: The highest threshold with a recall of at least `values[0]`.
-    - cost: The lowest total cost. `values` are the costs of a false positive and of a false negative.
+    - cost: The lowest total cost. `values` are the costs of a false positive and a false negative.
     """
 
     text: str  # as in --objective
@@ -222,7 +222,7 @@ def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choi
             fitted.best_precision[index] = precision
 
     if is_shared.any():
-        # Use the images of all classes if the classes that share a threshold have too few positives.
+        # Use the images of all classes if those that share a threshold have too few positives.
         too_few = positives[is_shared].sum() < choice.min_positives
         columns = []
         for index, column in fitted.columns(logits, labels, images):
