@@ -5,9 +5,10 @@ Command: `python scripts/studies/absent_keywords.py FOLDER --pretrained FILE`
 FOLDER has a table with all labels (`data=csv`) and a split. Keywords are simulated by 75 % or 50 %
 of the positives of the training photos, at least one per photo, as in a library whose photos are
 tagged incompletely. Absent labels are negatives, or not annotated (-1) with losses for them. The
-recipe is finetune_frozen head=csra. Each loss has three or four learning rates and three seeds, which also
-select the labels; the best mean over the seeds counts. The metric is that of the validation photos
-with all of their labels after the last epoch. The result is benchmarks/absent_keywords.json.
+recipe is finetune_frozen head=csra. Each loss has three or four learning rates and three seeds,
+which also select the labels; the best mean over the seeds counts. The metric is that of the
+validation photos with all of their labels after the last epoch. The result is
+benchmarks/absent_keywords.json.
 """
 
 import argparse
