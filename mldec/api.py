@@ -426,7 +426,7 @@ class Model:
 
         Args:
             photo: One photo, as for `predict`.
-            classes: Names of classes. None for those that `predict` returns.
+            classes: Names of classes. None for the classes that `predict` returns.
 
         Returns:
             By class name, float32 [H, W] in [0, 1] over the pixels of the upright photo. A map is

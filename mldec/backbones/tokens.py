@@ -87,7 +87,7 @@ def earlier_stages(network: Any, image_shape: tuple[int, ...], count: int) -> di
         return {}
     widths: dict[int, int] = {}
     for index, stage in reversed(list(enumerate(maps))):
-        # The last stage of a ResNet is its output, whose mean is a block of its own.
+        # The last stage of a ResNet is its output, whose mean is a separate block.
         if stage is not features and len(widths) < count:
             widths[index] = stage.shape[1]
     return widths

@@ -180,7 +180,7 @@ def _overridden_arguments(overrides: Iterable[str]) -> set[str]:
 def _drop_old_arguments(node: DictConfig, overrides: Iterable[str]) -> None:
     """Remove the arguments of a part whose `_target_` is overridden, except overridden ones.
 
-    The option file has the arguments of its own target, which the new target may not accept.
+    The option file has arguments of the old target, which the new target may not accept.
     """
     overridden = _overridden_arguments(overrides)
     for part in PARTS:

@@ -125,6 +125,11 @@ class Sheet:
         return f"{name}, row {rows[index]}"
 
 
+def names_of(columns: Sequence[Column]) -> list[str]:
+    """Return the names of columns."""
+    return [column.name for column in columns]
+
+
 def sheet_of(frames: Mapping[str, "DataFrame"]) -> Sheet:
     """Concatenate tables, given by their names. Raises DataError if their columns differ."""
     import pandas
@@ -198,7 +203,7 @@ def recognize(sheet: Sheet, rules: Rules, classes: Collection[str] | None) -> Ro
                 left.remove(found[0])
                 return found[0]
         if chosen is not None:
-            names = format_list([column.name for column in sheet.columns])
+            names = format_list(names_of(sheet.columns))
             raise ValueError(f"{setting} is {chosen!r}; {sheet.source} has the columns {names}")
         return None
 
@@ -239,10 +244,10 @@ def recognize(sheet: Sheet, rules: Rules, classes: Collection[str] | None) -> Ro
     if classes and len(chosen) == len(classes) and rules.labels_column is None:
         labels = None
         class_columns = chosen
-    names_of_classes = format_list([column.name for column in class_columns])
+    class_names = format_list(names_of(class_columns))
     if labels is not None and class_columns and rules.labels_column is None:
         raise DataError(
-            f"{sheet.source}: the column {labels.name} has labels, but {names_of_classes} look "
+            f"{sheet.source}: the column {labels.name} has labels, but {class_names} look "
             f"like classes; add data.labels_column={labels.name}, or data.classes=[NAMES] for them"
         )
     if path is None or (labels is None and (not class_columns or negatives is not None)):
@@ -251,7 +256,7 @@ def recognize(sheet: Sheet, rules: Rules, classes: Collection[str] | None) -> Ro
     if labels is not None:
         class_columns = []
     _log_roles(sheet, Roles(path, split, group, labels, negatives, class_columns), left)
-    check_names([column.name for column in class_columns], sheet.source)
+    check_names(names_of(class_columns), sheet.source)
     return Roles(path, split, group, labels, negatives, class_columns)
 
 
@@ -261,7 +266,7 @@ def _log_roles(sheet: Sheet, roles: Roles, left: Sequence[Column]) -> None:
     if roles.labels is not None:
         text += f", labels in {roles.labels.name}"
     else:
-        text += f", classes {format_list([column.name for column in roles.classes])}"
+        text += f", classes {format_list(names_of(roles.classes))}"
     if roles.split is not None:
         text += f", splits in {roles.split.name}"
     if roles.group is not None:
@@ -279,7 +284,7 @@ def _unknown_columns(
     sheet: Sheet, path: Column | None, labels: Column | None, left: list[Column]
 ) -> DataError:
     """Return the error for a table without image paths or labels. It names all missing settings."""
-    names = [column.name for column in sheet.columns]
+    names = names_of(sheet.columns)
     # Without a header, the first row of data became the names of the columns.
     if any(_is_image(name) for name in names):
         return DataError(f"{sheet.source}: row 1 has no column names; add them, as path,labels")
@@ -398,7 +403,7 @@ def class_labels(sheet: Sheet, columns: Sequence[Column], rules: Rules) -> Label
         settings.append("data.empty=absent (or unknown)")
     if settings:
         raise DataError(
-            f"{sheet.source}: the cells of {format_list([column.name for column in columns])} have "
+            f"{sheet.source}: the cells of {format_list(names_of(columns))} have "
             f"several meanings; add {' '.join(settings)}"
         )
     if has_minus:

@@ -60,11 +60,11 @@ _BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"crx ": "CR3", b"mif1": "HEIF", b"
 _BRANDS |= dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"), "HEIC")
 
 
-# Pillow refuses PNG files with more than 1 MB of text or color profile in one chunk. Programs store
+# Pillow rejects PNG files with more than 1 MB of text or color profile in one chunk. Programs store
 # edit histories and prompts there, and the pixels of such a file are valid.
 PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 
-# Pillow refuses PNG files with more than 1 MB of text or color profile in one chunk. Programs store
+# Pillow rejects PNG files with more than 1 MB of text or color profile in one chunk. Programs store
 # edit histories and prompts there, and the pixels of such a file are valid.
 PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 

@@ -80,7 +80,7 @@ def reuse_tokens(
     used = config.train.precision.for_device(device)
     if used is not trained.precision.for_device(device):
         log.info(
-            f"validation tokens are computed once in {used.value}, those of the training are in "
+            f"validation tokens are computed once in {used.value}, because the training used "
             f"{trained.precision.value}: the metrics can differ slightly from the training log"
         )
     loaded.model.backbone.to(device)

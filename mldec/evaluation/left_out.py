@@ -72,7 +72,7 @@ def with_left_out(
 ) -> Split | None:
     """Return a split with leave-one-out logits, or None if they are missing for any of its images.
 
-    The labels are those of the split, so that corrected labels are evaluated. For `names` and
+    The labels of the split are used, so that corrected labels are evaluated. For `names` and
     `logits` see `write`.
     """
     images = split.dataset

@@ -106,7 +106,7 @@ def unique(pairs: Sequence[tuple[Any, Any]], what: str = "the key") -> dict[Any,
 
 
 class _UniqueKeys(yaml.constructor.BaseConstructor):
-    """Constructor that refuses repeated keys."""
+    """Constructor that rejects repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         pairs = []

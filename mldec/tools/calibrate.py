@@ -99,7 +99,7 @@ def calibrate_multi_label(
     names: tuple[str, ...],
     summarize: Summarize = Counts.summary,
 ) -> Outcome:
-    """Fit scores and thresholds of multi-label data. `summarize` is that of its evaluator."""
+    """Fit scores and thresholds of multi-label data. `summarize` comes from the evaluator."""
     logits = scores.logits
     labels = scores.labels
     every = np.ones(len(logits), bool)

@@ -322,7 +322,7 @@ def compare(
 ) -> str:
     """Compare an exported file with its checkpoint on images. Returns a summary of one line.
 
-    The scores and decisions of the checkpoint are those of `mldec predict` on a CPU.
+    The checkpoint predicts on a CPU, as `mldec predict` does there.
     `source` describes the images, of which all or none have labels. A difference above the limit
     of the precision raises CheckpointError.
     """

@@ -185,7 +185,7 @@ class CardMetrics:
 
 
 def checkpoint_metrics(checkpoint: Checkpoint, weights: str) -> CardMetrics:
-    """Return the metrics of the last evaluation, with those that `calibrate` has stored."""
+    """Return the metrics of the last evaluation, including those stored by `calibrate`."""
     # Runs without a moving average store the metrics of the raw weights as "val".
     prefix = "val/"
     if weights == "raw" and any(name.startswith("val_raw/") for name in checkpoint.metrics):

@@ -190,9 +190,9 @@ class Trainer:
         return self.metrics
 
     def fit_head(self, runlog: RunLog) -> None:
-        """Fit the head in closed form, and store the left-out scores of the training images.
+        """Fit the head in closed form, and store the leave-one-out scores of the training images.
 
-        Without a validation split, these replace the scores of the same images.
+        They replace the scores of these images if there is no validation split.
         """
         assert isinstance(self.learner, HeadFit)
         split = self.data.train

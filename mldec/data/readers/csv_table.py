@@ -377,7 +377,7 @@ def _image_paths(
 def _located(sheet: Sheet, paths: list[str], rows: np.ndarray, folder: Path) -> list[str]:
     """Replace names without a suffix or without inner folders by the paths of their only photos.
 
-    Nothing is searched if the first path exists, because a search lists all folders.
+    The folders are not searched if the first path exists, because that takes long.
     """
     if not folder.is_dir() or (folder / paths[0]).is_file():
         return paths

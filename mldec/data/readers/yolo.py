@@ -168,7 +168,7 @@ def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
 
 
 def _images(path: Path, skipped: SkippedFiles) -> list[Path]:
-    """Return the images below a folder, or those that a text file lists."""
+    """Return the images below a folder, or the images in a list."""
     images = []
     if path.is_dir():
         for file in map(Path, files_below(path, skipped)):

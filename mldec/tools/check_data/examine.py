@@ -310,7 +310,7 @@ def near_duplicates(
 ) -> np.ndarray | None:
     """Add near-duplicates among `count` images (None: all) to the report, and warn about them.
 
-    Returns the hashes of these images, first those of train, or None if no images are compared,
+    Returns the hashes of these images, of train and then of val, or None if no images are compared,
     because they are generated or `count` is 0.
     """
     train = data.train.dataset
