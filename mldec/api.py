@@ -97,7 +97,7 @@ def fit(
         raise ConfigError(f"overwrite: resume={resume!r} continues the run; pass only one of them")
     for name_of_text, value in (("resume", resume), ("name", name)):
         if not (value is None or isinstance(value, str)):
-            raise ConfigError(f"{name_of_text}: {value!r} is no text; pass text or None")
+            raise ConfigError(f"{name_of_text}: {value!r} is not text; pass text or None")
     words: list[str] = []
     # The composition compares other settings with the number of epochs.
     if epochs is not None:
@@ -139,7 +139,7 @@ def fit(
 def _words(overrides: Overrides) -> list[str]:
     """Return overrides as words of a command line. There, text is literal."""
     if isinstance(overrides, str) or not isinstance(overrides, Iterable):
-        raise ConfigError(f"overrides: {overrides!r} is no list; pass one, such as ['head=gap']")
+        raise ConfigError(f"overrides: {overrides!r} is not a list; pass one, such as ['head=gap']")
     if not isinstance(overrides, Mapping):
         return list(map(str, overrides))
 
@@ -209,7 +209,9 @@ def _parse_table(config: Config, data: Any, folder: Path) -> tuple[Config, Annot
     elif isinstance(data, Iterable) and not isinstance(data, bytes | Mapping):
         frame = pandas.DataFrame(_columns(data), dtype=object)
     else:
-        raise DataError(f"data: {abbreviate(data)} is no folder, table, DataFrame or list of pairs")
+        raise DataError(
+            f"data: {abbreviate(data)} is not a folder, a table, a DataFrame or a list of pairs"
+        )
     names = given_names(part.arguments["classes"], Path.cwd())
     exclusive = part.arguments["exclusive"]
     annotations = parse({"data": frame}, part.shared(Rules), names, exclusive=exclusive)
@@ -252,7 +254,7 @@ class Run:
 
     def __init__(self, folder: str | Path) -> None:
         if not isinstance(folder, str | os.PathLike):
-            raise ConfigError(f"Run: {folder!r} is no path; pass the folder of a run")
+            raise ConfigError(f"Run: {folder!r} is not a path; pass the folder of a run")
         self.folder = Path(folder)
         find_checkpoint(self.folder)
 

@@ -472,7 +472,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if not {"/", "\0"}.isdisjoint(self.name) or self.name in ("", ".", ".."):
-            raise ConfigError(f"name: '{self.name}' is no folder name; choose one without '/'")
+            raise ConfigError(f"name: '{self.name}' is not a folder name; choose one without '/'")
         check_device(self.device)
         if not matches(self.init, Init | str | None):
             raise ConfigError(f"init is {self.init}; it must be the path of a checkpoint, or null")

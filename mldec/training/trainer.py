@@ -444,7 +444,7 @@ class Trainer:
         results = dict(zip(models, evaluated, strict=True))
         main = evaluated[0]
         warn(*left_out(main.bad, main.images))
-        # All classes of single-label data compete, so a constant score is no sign of a fault.
+        # All classes of single-label data compete, so a constant score does not show a failure.
         if not classes.exclusive:
             ap = main.per_class.get("AP", [0.0] * len(classes))
             found = [index for index in constant.classes() if not ap[index] > LEARNED_AP]
@@ -469,7 +469,7 @@ class Trainer:
             for name, value in results["raw"].metrics.items():
                 values[f"val_raw/{name}"] = value
 
-        # The loss only decides between equal metrics, and it is no metric of a model.
+        # The loss only decides between equal metrics. It is not a metric of a model.
         prefixes = zip(("val", "val_raw"), models, strict=False)
         logged = {f"{prefix}/loss": losses[name] for prefix, name in prefixes if name in losses}
         self._write_scalars(runlog, self.epoch + 1, values | logged, self.source)
