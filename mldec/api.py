@@ -210,7 +210,7 @@ def _parse_table(config: Config, data: Any, folder: Path) -> tuple[Config, Annot
         frame = pandas.DataFrame(_columns(data), dtype=object)
     else:
         raise DataError(
-            f"data: {abbreviate(data)} is not a folder, a table, a DataFrame or a list of pairs"
+            f"data: {abbreviate(data)} is not a folder, table, DataFrame or list of pairs"
         )
     names = given_names(part.arguments["classes"], Path.cwd())
     exclusive = part.arguments["exclusive"]

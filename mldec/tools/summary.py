@@ -120,7 +120,8 @@ def find_runs(root: Path) -> list[Run]:
 def _differing(runs: Sequence[Run]) -> list[str]:
     """Return the settings with several values among the runs that have them, sorted.
 
-    A setting that only some runs have, such as an argument of one loss, does not count as a difference.
+    A setting that only some runs have, such as an argument of one loss, does not count as a
+    difference.
     """
     values: dict[str, set[str]] = {}
     for run in runs:
