@@ -65,8 +65,24 @@ PARTS = ("data", "backbone", "head", "loss")
 # Short forms on the command line. `auto` keeps the batch size of the experiment.
 SHORT_FORMS = {"train.batch_size=auto": "train.pieces=1"}
 
-# Settings in checkpoints of 1.0.0rc1 that no longer exist and had no effect on the model.
-RETIRED = ("train.fit_memory", "log.images", "log.classes", "log.trackio")
+# Removed settings, options and parts, with the replacement of each. Commit 5852d40b has all of them.
+# Checkpoints may contain them. The settings among them never had an effect on the model, so `parse`
+# drops them. A checkpoint with a removed backbone or head cannot be loaded.
+RETIRED = {
+    "train.fit_memory": "pass train.batch_size=auto",
+    "log.images": "run mldec report",
+    "log.classes": "run mldec report",
+    "log.trackio": "pass log.wandb=true",
+    "head=ram_match": "pass head=gap_words or another head for word vectors",
+    "mldec.heads.RAMMatch": "use its checkpoints with commit 5852d40b",
+}
+
+
+def check_retired(name: str, key: str | None = None) -> None:
+    """Raise ConfigError for a removed setting, option or part. `key` is its setting."""
+    if name in RETIRED:
+        prefix = f"{key}: " if key else ""
+        raise ConfigError(f"{prefix}{name} was removed; {RETIRED[name]}")
 
 # Settings that may change when a run is resumed. `batch_per_gpu` only changes the resulting
 # `batch_size`, which is compared.

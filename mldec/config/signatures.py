@@ -12,6 +12,7 @@ from typing import Any, Literal, get_type_hints
 
 from torch import nn
 
+from mldec.config.schema import check_retired
 from mldec.data.sampling import Sampling
 from mldec.data.settings import FileSettings, Observed, Source
 from mldec.data.transforms import View
@@ -65,6 +66,7 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
     if not isinstance(target, str):
         raise ConfigError(f"{kind}._target_ is missing; pass {kind}=NAME")
 
+    check_retired(target, f"{kind}._target_")
     # Check the name first, because the import executes the module.
     homes = HOMES[kind] + tuple(plugins)
     module_name, _, name = target.rpartition(".")

@@ -84,6 +84,9 @@ def test_every_option_of_every_part_composes(part, digits):
         ("backbone=timm", ["backbone.name"]),
         ("init.classes=by_name", ["init.path"]),
         ("train.epochs=!!python/object:os.system", ["train.epochs"]),
+        # Removed settings, options and parts, with their replacements.
+        ("train.fit_memory=true", ["train.fit_memory", "train.batch_size=auto"]),
+        ("head=ram_match", ["head=ram_match", "head=gap_words"]),
         # Complete commands.
         (["experiment=digits"], ["+experiment=digits"]),
         (["data=digits", "head=ml_decoder", "loss=asl", "name=x"], ["backbone"]),
