@@ -65,9 +65,9 @@ PARTS = ("data", "backbone", "head", "loss")
 # Short forms on the command line. `auto` keeps the batch size of the experiment.
 SHORT_FORMS = {"train.batch_size=auto": "train.pieces=1"}
 
-# Removed settings, options and parts, with the replacement of each. Commit 5852d40b has all of them.
-# Checkpoints may contain them. The settings among them never had an effect on the model, so `parse`
-# drops them. A checkpoint with a removed backbone or head cannot be loaded.
+# Removed settings, options and parts, with the replacement of each. Commit 5852d40b has all of
+# them, and checkpoints may contain them. `parse` drops the settings, because they never had an
+# effect on the model. A removed loss only prevents a resume, but a removed head also the load.
 RETIRED = {
     "train.fit_memory": "pass train.batch_size=auto",
     "log.images": "run mldec report",
@@ -75,6 +75,8 @@ RETIRED = {
     "log.trackio": "pass log.wandb=true",
     "head=ram_match": "pass head=gap_words or another head for word vectors",
     "mldec.heads.RAMMatch": "use its checkpoints with commit 5852d40b",
+    "loss=vlpl": "pass loss=em_apl or loss=em",
+    "mldec.losses.VisionLanguagePseudoLabels": "resume its runs with commit 5852d40b",
 }
 
 
@@ -83,6 +85,7 @@ def check_retired(name: str, key: str | None = None) -> None:
     if name in RETIRED:
         prefix = f"{key}: " if key else ""
         raise ConfigError(f"{prefix}{name} was removed; {RETIRED[name]}")
+
 
 # Settings that may change when a run is resumed. `batch_per_gpu` only changes the resulting
 # `batch_size`, which is compared.

@@ -32,7 +32,7 @@ RUNTIME_ARGUMENTS = {
     "data": ("annotations",),
     "backbone": ("blocks",),
     "head": ("in_features", "num_classes", "blocks"),
-    "loss": ("label_counts", "train_images", "all_reduce"),
+    "loss": ("label_counts", "train_labels", "all_reduce"),
 }
 # nn.Module without an overridden __init__ has the signature (*args, **kwargs).
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

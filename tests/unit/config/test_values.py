@@ -107,7 +107,7 @@ def digits() -> Config:
 def test_settings_are_those_of_schema_and_signatures():
     keys = {key for _, keys in selections() for key in keys}
     assert {"resume", "init", "init.path", "optim.name", "log.project", "data.root"} <= keys
-    assert {"data.classes", "backbone.pretrained", "loss.class_prior", "loss.scores"} <= keys
+    assert {"data.classes", "backbone.pretrained", "loss.class_prior"} <= keys
     assert "data.image_size" not in keys
 
 
