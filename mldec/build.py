@@ -148,19 +148,6 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
     return Part(kind, name, target, arguments)
 
 
-def complete(parts: Parts) -> Parts:
-    """Add missing arguments with the method `complete` of a part, which reads a file or the Hub.
-
-    The arguments in a checkpoint are complete already.
-    """
-    completed = dict(parts)
-    for kind, part in parts.items():
-        fill_in = getattr(part.target, "complete", None)
-        if fill_in is not None:
-            completed[kind] = dataclasses.replace(part, arguments=fill_in(part.arguments))
-    return completed
-
-
 def recorded(config: Config, parts: Parts) -> Config:
     """Return the config with all arguments of the parts, for config.yaml and checkpoints."""
     nodes: dict[str, Any] = {kind: part.node for kind, part in parts.items()}

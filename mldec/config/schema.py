@@ -75,8 +75,18 @@ RETIRED = {
     "log.trackio": "pass log.wandb=true",
     "head=ram_match": "pass head=gap_words or another head for word vectors",
     "mldec.heads.RAMMatch": "use its checkpoints with commit 5852d40b",
+    "backbone=hf": "pass backbone=timm with a backbone.name of timm, or backbone=cvt_w24",
     "loss=vlpl": "pass loss=em_apl or loss=em",
     "mldec.losses.VisionLanguagePseudoLabels": "resume its runs with commit 5852d40b",
+    "experiment=digits_csv": "pass +experiment=digits_coco data=csv",
+    "experiment=digits_yolo": "pass +experiment=digits_coco data=yolo",
+    "experiment=digits_voc": "pass +experiment=digits_coco data=voc2007",
+    "experiment=digits_openimages": (
+        "pass +experiment=digits_coco data=openimages_miil loss=partial"
+    ),
+    "experiment=digits_imagenet": (
+        "scripts/make_digits.py --layout imagenet prints the command that replaces it"
+    ),
 }
 
 

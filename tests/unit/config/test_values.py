@@ -165,9 +165,9 @@ def test_all_text_settings_are_literal(number):
 
 
 def test_command_line_and_fit_equal_override():
-    chosen = ["data=csv", "loss=partial", "backbone=hf", "name=${x} 1.10"]
+    chosen = ["data=csv", "loss=partial", "backbone=timm", "name=${x} 1.10"]
     keys = selections()[0][1] + list(text_arguments("data", "csv"))
-    keys += list(text_arguments("loss", "partial")) + list(text_arguments("backbone", "hf"))
+    keys += list(text_arguments("loss", "partial")) + list(text_arguments("backbone", "timm"))
     texts = [
         "${x}",
         "${x",
