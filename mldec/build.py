@@ -22,7 +22,7 @@ from mldec.data.table import Annotations
 from mldec.data.transforms import View
 from mldec.data.types import Classes, DataModule, Split, StoredImages
 from mldec.errors import ConfigError, UserError, documented, suggest
-from mldec.losses.common import LabelCounts, TrainImages
+from mldec.losses.common import LabelCounts
 from mldec.model import Classifier
 from mldec.runtime import distributed
 
@@ -148,19 +148,6 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
     return Part(kind, name, target, arguments)
 
 
-def complete(parts: Parts) -> Parts:
-    """Add missing arguments with the method `complete` of a part, which reads a file or the Hub.
-
-    The arguments in a checkpoint are complete already.
-    """
-    completed = dict(parts)
-    for kind, part in parts.items():
-        fill_in = getattr(part.target, "complete", None)
-        if fill_in is not None:
-            completed[kind] = dataclasses.replace(part, arguments=fill_in(part.arguments))
-    return completed
-
-
 def recorded(config: Config, parts: Parts) -> Config:
     """Return the config with all arguments of the parts, for config.yaml and checkpoints."""
     nodes: dict[str, Any] = {kind: part.node for kind, part in parts.items()}
@@ -233,16 +220,14 @@ def loss(
 
     if labels is not None and "label_counts" in parameters:
         runtime["label_counts"] = lambda: label_counts(labels())
-    if "train_images" in parameters:
+    if "train_labels" in parameters:
         dataset = split.dataset if split is not None else None
         reason = f"loss: {part.target.__name__} keeps a state per training image"
         if distributed.world_size() > 1:
             raise ConfigError(f"{reason}, which needs one process; start the run without torchrun")
         if labels is None or split is None or not isinstance(dataset, StoredImages):
             raise ConfigError(f"{reason}, which needs a training on image files; pass another loss")
-        names = [dataset.name(index) for index in range(len(dataset))]
-        matrix = torch.from_numpy(labels().dense())
-        runtime["train_images"] = TrainImages(matrix, names, split.classes.names)
+        runtime["train_labels"] = torch.from_numpy(labels().dense())
     module: nn.Module = part.call(**runtime)
     return module
 

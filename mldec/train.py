@@ -82,7 +82,7 @@ def run(
     if config.log.wandb:
         require("log.wandb=true", "wandb", "wandb")
     config = loading.check_start(config)
-    parts = build.complete(build.check(config))
+    parts = build.check(config)
     # Record the defaults of all parts, which later versions may change.
     config = build.recorded(config, parts)
     check_settings(config, parts, typed)

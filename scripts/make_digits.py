@@ -3,7 +3,8 @@
 
     python scripts/make_digits.py --layout coco OUT
 
-They serve to test all readers without a download. The scenes are as in `data=digits`. Training and
+They serve to test all readers without a download. The last line of the output is the command that
+trains on them. The scenes are as in `data=digits`. Training and
 validation use different handwritten digits. The same arguments give the same files.
 
     coco        annotations/instances_{train,val}2014.json with boxes, {train,val}2014/*.jpg
@@ -23,6 +24,7 @@ validation use different handwritten digits. The same arguments give the same fi
 import argparse
 import csv
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -348,6 +350,30 @@ LAYOUTS: dict[str, Callable[[Path, argparse.Namespace], None]] = {
     "yolo": yolo,
 }
 
+# Settings that a layout needs in addition to those of the experiment digits_coco: the reader, a
+# loss for unknown labels or one label per image, no crop of a digit, and word vectors of width 14.
+SETTINGS = {
+    "coco": "",
+    "voc": "data=voc2007",
+    "openimages": "data=openimages_miil loss=partial",
+    "nuswide": "data=nuswide_zsl head.num_groups=null head.word_dim=14",
+    "imagenet": (
+        "data=imagenet data.class_map=folders data.flip=false data.crop=1.0 data.test_crop=null "
+        "loss=asl_single_label"
+    ),
+    "csv": "data=csv",
+    "yolo": "data=yolo",
+}
+
+
+def command(layout: str, out: str) -> str:
+    """Return the command that trains on the files, quoted for a shell."""
+    words = ["mldec", "train", "+experiment=digits_coco"] + SETTINGS[layout].split()
+    words.append(f"data.root={out}")
+    if layout != "coco":
+        words.append(f"name=digits_{layout}")
+    return shlex.join(words)
+
 
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
@@ -377,6 +403,7 @@ def main() -> None:
             LAYOUTS[args.layout](out, args)
         counts = f"{args.train:,} training and {args.val:,} validation images"
         print(f"{out}: {counts}, layout {args.layout}")
+        print(command(args.layout, args.out))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
 from mldec.checkpoint.classes import check_count, read_class_names
@@ -417,8 +416,6 @@ def _backbone(weights: Mapping[str, Tensor], image_size: int) -> dict[str, Any]:
                 "num_heads": [width // CVT_HEAD_DIM for width in widths],
                 "depth": list(blocks),
             },
-            "mean": list(IMAGENET_DEFAULT_MEAN),
-            "std": list(IMAGENET_DEFAULT_STD),
         }
 
     tresnet = BACKBONE + "body.conv1.conv.weight" in weights

@@ -15,7 +15,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 from yaml import YAMLError
 
-from mldec.config.schema import HARMLESS, PARTS, RETIRED, SHORT_FORMS, Config, Init
+from mldec.config.schema import (
+    HARMLESS,
+    PARTS,
+    RETIRED,
+    SHORT_FORMS,
+    Config,
+    Init,
+    check_retired,
+)
 from mldec.config.values import escaped, hydra_value, literal, parsed
 from mldec.errors import ConfigError, suggest
 
@@ -293,6 +301,7 @@ def option(part: str, name: str) -> dict[str, Any]:
 
 def check_option(part: str, name: str) -> None:
     """Raise ConfigError if a part has no option file of this name."""
+    check_retired(f"{part}={name}")
     known = options(part)
     if name not in known:
         raise ConfigError(f"{part}={name}: there is no such option{suggest(name, known)}")
@@ -300,6 +309,7 @@ def check_option(part: str, name: str) -> None:
 
 def check_key(key: str) -> None:
     """Raise ConfigError if a full key, such as "optim.lr", is unknown. Skips arguments of parts."""
+    check_retired(key)
     names = key.split(".")
     sections = get_type_hints(Config)
     keys = []

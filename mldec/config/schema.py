@@ -65,8 +65,37 @@ PARTS = ("data", "backbone", "head", "loss")
 # Short forms on the command line. `auto` keeps the batch size of the experiment.
 SHORT_FORMS = {"train.batch_size=auto": "train.pieces=1"}
 
-# Settings in checkpoints of 1.0.0rc1 that no longer exist and had no effect on the model.
-RETIRED = ("train.fit_memory", "log.images", "log.classes", "log.trackio")
+# Removed settings, options and parts, with the replacement of each. Commit 5852d40b has all of
+# them, and checkpoints may contain them. `parse` drops the settings, because they never had an
+# effect on the model. A removed loss only prevents a resume, but a removed head also the load.
+RETIRED = {
+    "train.fit_memory": "pass train.batch_size=auto",
+    "log.images": "run mldec report",
+    "log.classes": "run mldec report",
+    "log.trackio": "pass log.wandb=true",
+    "head=ram_match": "pass head=gap_words or another head for word vectors",
+    "mldec.heads.RAMMatch": "use its checkpoints with commit 5852d40b",
+    "backbone=hf": "pass backbone=timm with a backbone.name of timm, or backbone=cvt_w24",
+    "loss=vlpl": "pass loss=em_apl or loss=em",
+    "mldec.losses.VisionLanguagePseudoLabels": "resume its runs with commit 5852d40b",
+    "experiment=digits_csv": "pass +experiment=digits_coco data=csv",
+    "experiment=digits_yolo": "pass +experiment=digits_coco data=yolo",
+    "experiment=digits_voc": "pass +experiment=digits_coco data=voc2007",
+    "experiment=digits_openimages": (
+        "pass +experiment=digits_coco data=openimages_miil loss=partial"
+    ),
+    "experiment=digits_imagenet": (
+        "scripts/make_digits.py --layout imagenet prints the command that replaces it"
+    ),
+}
+
+
+def check_retired(name: str, key: str | None = None) -> None:
+    """Raise ConfigError for a removed setting, option or part. `key` is its setting."""
+    if name in RETIRED:
+        prefix = f"{key}: " if key else ""
+        raise ConfigError(f"{prefix}{name} was removed; {RETIRED[name]}")
+
 
 # Settings that may change when a run is resumed. `batch_per_gpu` only changes the resulting
 # `batch_size`, which is compared.

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_type_hints
 
 from torch import nn
 
+from mldec.config.schema import check_retired
 from mldec.data.sampling import Sampling
 from mldec.data.settings import FileSettings, Observed, Source
 from mldec.data.transforms import View
@@ -31,7 +32,7 @@ RUNTIME_ARGUMENTS = {
     "data": ("annotations",),
     "backbone": ("blocks",),
     "head": ("in_features", "num_classes", "blocks"),
-    "loss": ("label_counts", "train_images", "all_reduce"),
+    "loss": ("label_counts", "train_labels", "all_reduce"),
 }
 # nn.Module without an overridden __init__ has the signature (*args, **kwargs).
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -65,6 +66,7 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
     if not isinstance(target, str):
         raise ConfigError(f"{kind}._target_ is missing; pass {kind}=NAME")
 
+    check_retired(target, f"{kind}._target_")
     # Check the name first, because the import executes the module.
     homes = HOMES[kind] + tuple(plugins)
     module_name, _, name = target.rpartition(".")

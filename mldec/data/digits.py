@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import distribution
+from importlib.resources import files
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +20,10 @@ from mldec.evaluators.zero_shot import ZeroShotEvaluator
 from mldec.words.digits import COLOURS, NAMES, class_names, named_vectors
 from mldec.words.types import DIGITS_PREFIX
 
-DIGITS = "sklearn/datasets/data/digits.csv.gz"
+# The test set of E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI
+# Machine Learning Repository, 1998, doi 10.24432/C50P49, license CC BY 4.0. The file is a copy of
+# scikit-learn's: one row per writing, with the ink of 8 x 8 pixels, 0 to 16, and the digit.
+WRITINGS = "digits.csv.gz"
 VAL_FRACTION = 0.25  # fraction of held-out writings of each digit
 
 EMPTY = 0.05  # fraction of scenes without a digit
@@ -64,15 +67,12 @@ class Writings:
     masks: np.ndarray
 
     labels: np.ndarray  # the digits, 0 to 9, [N]
-    rows: np.ndarray  # row in scikit-learn's dataset, [N]
+    rows: np.ndarray  # row in the file, [N]
 
 
 def split_writings(seed: int) -> tuple[Writings, Writings]:
     """Split the writings of each digit into training and validation (`VAL_FRACTION`)."""
-    # Read the file of `load_digits` directly, because scikit-learn is slow to import. A row has the
-    # ink of 8 x 8 pixels, 0 to 16, and the digit.
-    path = distribution("scikit-learn").locate_file(DIGITS)
-    table = np.loadtxt(str(path), delimiter=",")
+    table = np.loadtxt(str(files("mldec.data") / WRITINGS), delimiter=",")
     ink = table[:, :-1].reshape(-1, 8, 8)
     labels = table[:, -1].astype(np.int64)
     masks = np.round(ink * (255 / 16)).astype(np.uint8)

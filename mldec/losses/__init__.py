@@ -18,9 +18,10 @@ range. A loss has these attributes:
 - `lr_factor` is the learning rate of the parameters of the loss, if any, relative to `optim.lr`.
 - `start_epoch(epoch, epochs, predict)`, if defined, is called before the first step of each epoch.
 
-Training passes a function that counts the training labels as `label_counts`, the training images
-as `train_images`, and a function that sums a tensor over all ranks as `all_reduce`, if the
-constructor has these arguments. `eps` and similar constants have the values of the official code.
+Training passes a function that counts the training labels as `label_counts`, the labels of all
+training images, int8 [N, K], as `train_labels`, and a function that sums a tensor over all ranks as
+`all_reduce`, if the constructor has these arguments. `eps` and similar constants have the values of
+the official code.
 """
 
 from mldec import lazily
@@ -45,7 +46,6 @@ __getattr__ = lazily(
         "PermanentCorrection": "single_positive",
         "PseudoNegatives": "single_positive",
         "ROLE": "single_positive",
-        "VisionLanguagePseudoLabels": "single_positive",
     },
 )
 
@@ -67,5 +67,4 @@ __all__ = [
     "PermanentCorrection",
     "PseudoNegatives",
     "TwoWayLoss",
-    "VisionLanguagePseudoLabels",
 ]

@@ -1,6 +1,6 @@
 """Functions shared by the losses: checks of arguments and targets, and label counts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -108,14 +108,6 @@ def count(label_counts: CountLabels | None) -> LabelCounts:
     if label_counts is None:
         raise ValueError("label_counts is None: pass a function that returns LabelCounts")
     return label_counts()
-
-
-class TrainImages(NamedTuple):
-    """The N training images, for losses that keep a state per image."""
-
-    labels: Tensor  # int8 [N, K]
-    names: Sequence[str]  # their paths, [N]
-    classes: Sequence[str]  # names of the classes, [K]
 
 
 def positive_weight(

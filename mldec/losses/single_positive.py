@@ -1,20 +1,16 @@
-"""Losses for missing labels with a state per training image: ROLE, EM+APL, LL-Cp and VLPL.
+"""Losses for missing labels with a state per training image: ROLE, EM+APL and LL-Cp.
 
 Their `forward` also takes the dataset indices of the images. Targets have the same meaning as in
 `mldec.losses.missing`. Values and gradients match the official code of each paper.
 """
 
-import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from mldec.errors import DataError, naming_errors
-from mldec.files.text import open_text
-from mldec.losses.common import TrainImages, check_above_0, check_range, check_targets
+from mldec.losses.common import check_above_0, check_range, check_targets
 from mldec.losses.missing import EntropyMaximization, LargeLoss, MissingLabels, bounded_log
 
 
@@ -35,7 +31,7 @@ class ROLE(nn.Module):
         expected_positives: Mean number of positives per image, > 0.
         lr_factor: Learning rate of the estimator, relative to `optim.lr`, > 0.
         eps: Added to a probability inside the logarithm, in [0, 1).
-        train_images: The training images with their labels.
+        train_labels: Labels of the N training images, [N, K].
     """
 
     reduction = "mean"
@@ -48,7 +44,7 @@ class ROLE(nn.Module):
         expected_positives: float = 2.9,
         lr_factor: float = 10.0,
         eps: float = 1e-5,
-        train_images: TrainImages,
+        train_labels: Tensor,
     ) -> None:
         super().__init__()
         check_above_0(expected_positives=expected_positives, lr_factor=lr_factor)
@@ -58,7 +54,7 @@ class ROLE(nn.Module):
         self.eps = eps
 
         # Unobserved labels start between 0.4 and 0.6, observed positives at 0.995.
-        observed = train_images.labels == 1
+        observed = train_labels == 1
         bound = math.log(0.6 / 0.4)
         random = torch.empty(observed.shape).uniform_(-bound, bound)
         self.estimator = nn.Parameter(random.masked_fill(observed, math.log(0.995 / 0.005)))
@@ -116,7 +112,7 @@ class PseudoNegatives(_PerImage, EntropyMaximization):
         share: Share of the unobserved labels that get a pseudo-label until the end, in (0, 1].
         warmup_epochs: Number of epochs without pseudo-labels, >= 0.
         eps: Added to a probability inside the logarithm, in [0, 1).
-        train_images: The training images with their labels.
+        train_labels: Labels of the N training images, [N, K].
     """
 
     unobserved: Tensor
@@ -131,7 +127,7 @@ class PseudoNegatives(_PerImage, EntropyMaximization):
         share: float = 0.9,
         warmup_epochs: int = 5,
         eps: float = 1e-5,
-        train_images: TrainImages,
+        train_labels: Tensor,
     ) -> None:
         super().__init__(alpha=alpha, eps=eps)
         check_above_0(beta=beta, share=share)
@@ -140,7 +136,7 @@ class PseudoNegatives(_PerImage, EntropyMaximization):
         self.share = share
         self.warmup_epochs = warmup_epochs
 
-        unobserved = train_images.labels != 1
+        unobserved = train_labels != 1
         self.register_buffer("unobserved", unobserved, persistent=False)
         # Pseudo-labels in [0, 1], or -1.
         self.register_buffer("pseudo", torch.full(unobserved.shape, -1.0))
@@ -187,7 +183,7 @@ class PermanentCorrection(_PerImage, LargeLoss):
     Args:
         delta: Fraction of corrected labels, in [0, 1).
         stages: Number of stages of the run, >= 1.
-        train_images: The training images with their labels.
+        train_labels: Labels of the N training images, [N, K].
     """
 
     corrections: Tensor
@@ -197,12 +193,11 @@ class PermanentCorrection(_PerImage, LargeLoss):
         *,
         delta: float = 0.001,
         stages: int = 10,
-        train_images: TrainImages,
+        train_labels: Tensor,
     ) -> None:
         super().__init__(mode="correct", delta=delta, stages=stages)
-        labels = train_images.labels
         # Number of corrections. It is above 1 if the same images are several times in a batch.
-        self.register_buffer("corrections", torch.zeros(labels.shape, dtype=torch.uint8))
+        self.register_buffer("corrections", torch.zeros(train_labels.shape, dtype=torch.uint8))
 
     def _growth(self) -> int:
         return min(super()._growth(), 1)
@@ -215,77 +210,6 @@ class PermanentCorrection(_PerImage, LargeLoss):
         return self._losses(logits, observed)
 
 
-class VisionLanguagePseudoLabels(_PerImage, EntropyMaximization):
-    """Entropy maximization with positive pseudo-labels from a vision-language model (VLPL).
-
-    An unobserved label is a pseudo-positive if its score in a file is above a threshold. Its loss
-    is beta times the cross-entropy with a target of 0.9. All other labels have the loss of
-    `EntropyMaximization`.
-
-    Source: Xing et al., "Vision-Language Pseudo-Labels for Single-Positive Multi-Label Learning"
-    (arXiv 2310.15985), and the official code for ResNet-50, with CLIP ViT-L/14 at 336 pixels. The
-    official code scores augmented images in each step, and its text features of VOC and COCO are
-    those of the class names alone.
-
-    Args:
-        scores: JSON Lines file of `mldec predict clip:MODEL --content scores`, with a softmax over
-            the classes, see docs/labels.md. Paths are relative to the working directory.
-        threshold: Score above which an unobserved label is a pseudo-positive, in [0, 1).
-        alpha: Weight of unobserved labels without a pseudo-label, > 0.
-        beta: Weight of pseudo-positives, > 0.
-        eps: Added to a probability inside the logarithm, in [0, 1).
-        train_images: The training images with their labels.
-
-    Raises:
-        DataError: If the file is invalid, or if it lacks a training image or a class.
-    """
-
-    pseudo_positives: Tensor
-
-    def __init__(
-        self,
-        *,
-        scores: str,
-        threshold: float = 0.3,
-        alpha: float = 0.1,
-        beta: float = 0.7,
-        eps: float = 1e-5,
-        train_images: TrainImages,
-    ) -> None:
-        super().__init__(alpha=alpha, eps=eps)
-        check_range(0, 1, threshold=threshold)
-        check_above_0(beta=beta)
-        self.beta = beta
-        self.register_buffer("pseudo_positives", read_scores(scores, train_images) > threshold)
-
-    def _image_losses(self, logits: Tensor, observed: Tensor, index: Tensor) -> Tensor:
-        losses = self._losses(logits, observed)
-        labeled = self.beta * cross_entropy(logits, torch.full_like(logits, 0.9), self.eps)
-        return torch.where(self.pseudo_positives[index] & ~observed, labeled, losses)
-
-
 def cross_entropy(logits: Tensor, targets: Tensor, eps: float) -> Tensor:
     """Return -q log(p + eps) - (1 - q) log(1 - p + eps) for targets q, [B, K]."""
     return -torch.lerp(bounded_log(-logits, eps), bounded_log(logits, eps), targets)
-
-
-def read_scores(path: str, images: TrainImages) -> Tensor:
-    """Read the scores of the training images, float32 [N, K], from a file of `mldec predict`."""
-    rows = {Path(name).absolute(): row for row, name in enumerate(images.names)}
-    scores = torch.full(images.labels.shape, math.nan)
-    remedy = "write it with mldec predict --content scores --jsonl"
-    with naming_errors(f"loss.scores {path}", DataError, remedy=remedy), open_text(path) as file:
-        for line in file:
-            entry = json.loads(line)
-            row = rows.get(Path(entry["image"]).absolute())
-            if row is not None and "scores" in entry:
-                values = [entry["scores"][name] for name in images.classes]
-                scores[row] = torch.tensor(values)
-
-    missing = scores.isnan().any(1).nonzero().flatten().tolist()
-    if missing:
-        raise DataError(
-            f"loss.scores {path}: {len(missing):,} of {len(rows):,} training images have no "
-            f"scores, such as {images.names[missing[0]]}; add them with mldec predict"
-        )
-    return scores

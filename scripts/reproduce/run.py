@@ -301,7 +301,7 @@ def estimate(row: Row, sustained: float) -> str:
     try:
         hours = gpu_hours(tuple(row.settings), sustained)
     except ConfigError:
-        # The architecture of a transformers backbone is on the hub.
+        # CvT needs transformers, which is optional.
         hours = None
     return "unknown" if hours is None else f"{hours:,.1f}"
 

@@ -9,7 +9,7 @@ import torch
 from mldec import build
 from mldec.config.compose import compose, override
 from mldec.data.types import Classes
-from mldec.heads import CSRA, RAMMatch
+from mldec.heads import CSRA
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.query2label import OFFICIAL_NAMES as QUERY2LABEL
 from mldec.heads.query2label import Query2Label
@@ -57,7 +57,6 @@ def test_query2label_logits(name):
 
 
 CSRA_NUMBERS = official.read("csra")
-MATCHES = official.read("ram_match")
 
 
 def normals(random, *shape):
@@ -90,26 +89,6 @@ def test_csra_logits_and_gradients(case):
     assert_official(features.grad, case["features_gradient"])
     weight_gradient = head.fc.weight.grad.unflatten(0, (2, heads)).transpose(0, 1)
     assert_official(weight_gradient, case["weight_gradient"])
-
-
-@pytest.mark.parametrize("case", MATCHES["cases"], ids=lambda case: f"{case['classes']} classes")
-def test_ram_match_logits_and_gradients(case):
-    classes = case["classes"]
-    random = np.random.RandomState(case["tokens"])
-    tokens = normals(random, 2, case["tokens"], 6).requires_grad_()
-    word_vectors = normals(random, classes, 6)
-    gradient = normals(random, 2, classes)
-
-    head = RAMMatch(6, 0, word_dim=6, iterations=case["iterations"]).double()
-    with torch.no_grad():
-        head.proj.weight.copy_(torch.eye(6))
-        head.proj.bias.zero_()
-        # The official logits have the factor 1 / K and a temperature.
-        head.logit_scale.fill_(-np.log(classes * case["temperature"]))
-    logits = head(tokens, word_vectors)
-    logits.backward(gradient)
-    assert_official(logits, case["logits"])
-    assert_official(tokens.grad, case["token_gradient"])
 
 
 # tests/full/checkpoint/test_released.py compares two larger models.

@@ -1,8 +1,6 @@
 """Values and gradients of losses, and metrics, against the official code."""
 
-import json
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import official
@@ -15,7 +13,6 @@ from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
 from mldec.heads import GAP
 from mldec.losses.asymmetric import AsymmetricLoss, AsymmetricLossSingleLabel
-from mldec.losses.common import TrainImages
 from mldec.losses.partial import PartialAsymmetricLoss
 
 LOSSES = official.read("losses")
@@ -84,9 +81,7 @@ def test_loss_for_missing_labels(case):
 def single_positive(kind, name):
     """Build a loss with a state for the images of the official numbers."""
     labels = torch.tensor(SINGLE["observed"], dtype=torch.int8)
-    names = [f"{image}.jpg" for image in range(len(labels))]
-    images = TrainImages(labels, names, list("abcdefg"))
-    return kind(**SINGLE[name].get("arguments", {}), train_images=images)
+    return kind(**SINGLE[name].get("arguments", {}), train_labels=labels)
 
 
 def check_images(loss, case, images, epoch):
@@ -129,19 +124,6 @@ def test_permanent_correction():
         epoch = case["epoch"]
         loss.progress = epoch / expected["arguments"]["stages"]
         check_images(loss, case, SINGLE["batches"][number % 2], epoch + 1)
-
-
-def test_vision_language_pseudo_labels(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    lines = []
-    for image, row in enumerate(SINGLE["vlpl"]["scores"]):
-        scores = dict(zip("abcdefg", row, strict=True))
-        lines.append(json.dumps({"image": f"{image}.jpg", "scores": scores}))
-    Path("scores.jsonl").write_text("\n".join(lines))
-    kind = partial(losses.VisionLanguagePseudoLabels, scores="scores.jsonl")
-    loss = single_positive(kind, "vlpl")
-    for images, case in zip(SINGLE["batches"], SINGLE["vlpl"]["cases"], strict=True):
-        check_images(loss, case, images, 0)
 
 
 @pytest.mark.parametrize("case", SINGLE["gr"]["cases"], ids=lambda case: case["epoch"])

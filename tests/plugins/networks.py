@@ -16,7 +16,7 @@ from mldec.config.schema import Config
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes
-from mldec.heads import CSRA, GAP, MLDecoder, Query2Label, RAMMatch, WordGAP, WordGroupDecoder
+from mldec.heads import CSRA, GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
 from mldec.tools.export import Program, serialize, to_onnx
 from mldec.tools.predict.engine import Metadata
@@ -38,10 +38,9 @@ HEADS: dict[str, Callable[[int], nn.Module]] = {
     "query2label": lambda width: Query2Label(width, CLASSES, input_proj=True, **SIZES),
     "words": lambda width: MLDecoder(width, 0, **WORDS, **SIZES),
     "word_gap": lambda width: WordGAP(width, 0, word_dim=WIDTH),
-    "ram_match": lambda width: RAMMatch(width, 0, word_dim=WIDTH),
     "word_groups": lambda width: WordGroupDecoder(width, 0, word_dim=WIDTH, group_size=2, **SIZES),
 }
-OF_WORDS = ("words", "word_gap", "ram_match", "word_groups")
+OF_WORDS = ("words", "word_gap", "word_groups")
 
 CALIBRATION = Calibration(
     weights="raw",

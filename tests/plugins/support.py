@@ -152,30 +152,22 @@ def read_option(path: Path) -> tuple[Any, dict[str, Any]]:
 
 
 def loss_of_option(path: Path, classes: int = 5) -> nn.Module:
-    """Build the loss of an option file, with label counts or images if it needs them.
+    """Build the loss of an option file, with label counts or labels if it needs them.
 
     A loss with a state per image has 8 images. Without indices, it takes them in order.
     """
-    from mldec.losses.common import LabelCounts, TrainImages
+    from mldec.losses.common import LabelCounts
 
     target, node = read_option(path)
     parameters = inspect.signature(target).parameters
     if "label_counts" in parameters:
         positives = torch.arange(1, classes + 1)
         node["label_counts"] = lambda: LabelCounts(positives, 20 - positives)
-    if "train_images" not in parameters:
+    if "train_labels" not in parameters:
         return target(**node)
 
     labels = torch.nn.functional.one_hot(torch.arange(8) % classes, classes)
-    names = [str(number) for number in range(classes)]
-    images = TrainImages(labels, [f"/{image}.jpg" for image in range(8)], names)
-    with tempfile.TemporaryDirectory() as folder:
-        if "scores" in parameters:
-            node["scores"] = f"{folder}/scores.jsonl"
-            scores = dict.fromkeys(names, 0.2) | {names[-1]: 0.9}
-            write_scores(Path(node["scores"]), images.names, scores)
-        loss = target(**node, train_images=images)
-
+    loss = target(**node, train_labels=labels)
     forward = loss.forward
 
     def in_order(logits: torch.Tensor, targets: torch.Tensor, index: Any = None) -> torch.Tensor:
@@ -185,12 +177,6 @@ def loss_of_option(path: Path, classes: int = 5) -> nn.Module:
 
     loss.forward = in_order
     return loss
-
-
-def write_scores(path: Path, images: Sequence[str], scores: dict[str, float]) -> None:
-    """Write the same scores for all images, like `mldec predict --content scores --jsonl`."""
-    rows = [json.dumps({"image": image, "scores": scores}) for image in images]
-    path.write_text("\n".join(rows) + "\n")
 
 
 def one_line(err: str, *parts: str) -> None:

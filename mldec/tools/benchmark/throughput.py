@@ -159,7 +159,7 @@ def compose_experiment(args: argparse.Namespace, *changed: str) -> Config:
 
 def build_trial(config: Config, num_classes: int) -> Trial:
     """Build the model of an experiment for a number of invented classes."""
-    parts = build.complete(build.check(config, ["backbone", "head", "loss"]))
+    parts = build.check(config, ["backbone", "head", "loss"])
     device = distributed.pick_device(config.device)
     train = config.train
     distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)

@@ -143,11 +143,12 @@ from mldec.backbones import HFBackbone, TimmBackbone
 slept = []
 time.sleep = slept.append
 TimmBackbone("resnet10t", pretrained=True)
-assert HFBackbone.complete({"name": "owner/cached"})["config"]["embed_dim"] == [16, 32, 64]
+cvt = {"model_type": "cvt", "embed_dim": [16, 32, 64], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}
+HFBackbone("owner/cached", config=cvt, pretrained=True)
 for attempt in (
     lambda: TimmBackbone("resnet18.tv_in1k", pretrained=True),
     lambda: TimmBackbone("gcvit_xxtiny", pretrained=True),
-    lambda: HFBackbone.complete({"name": "microsoft/cvt-w24-384-22k"}),
+    lambda: HFBackbone("microsoft/cvt-w24-384-22k", config=cvt, pretrained=True),
 ):
     try:
         attempt()

@@ -27,14 +27,6 @@ LARGE = [
 ]
 
 
-SWIN = {"depths": [1, 1, 1, 1], "num_heads": [1, 2, 4, 8]}
-# Models of transformers: type, settings, pixels per side of the image.
-OF_TRANSFORMERS = [
-    ("swin", {**SWIN, "embed_dim": 16, "image_size": 96, "window_size": 3}, 96),
-    ("cvt", {"embed_dim": [16, 32, 64], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}, 64),
-]
-
-
 def agrees(backbone, head, size, path):
     """Compare the probabilities of an exported model."""
     backbone.eval()
@@ -64,8 +56,7 @@ def test_backbones_of_the_recipes_are_exported(name, arguments, head, tmp_path):
     agrees(TimmBackbone(name, **arguments), head, 224, tmp_path / "x.onnx")
 
 
-@pytest.mark.parametrize(("kind", "settings", "size"), OF_TRANSFORMERS)
-def test_backbones_of_transformers_are_exported(kind, settings, size, tmp_path):
-    config = {"model_type": kind, **settings}
-    backbone = HFBackbone(name="x", config=config, mean=[0.5] * 3, std=[0.5] * 3, pretrained=False)
-    agrees(backbone, "groups", size, tmp_path / "x.onnx")
+def test_cvt_is_exported(tmp_path):
+    config = {"model_type": "cvt", "embed_dim": [16, 32, 64], "num_heads": [1, 2, 4]}
+    backbone = HFBackbone("x", config={**config, "depth": [1, 2, 3]})
+    agrees(backbone, "groups", 64, tmp_path / "x.onnx")

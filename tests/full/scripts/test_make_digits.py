@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import shlex
 import sys
 from pathlib import Path
 
@@ -9,8 +10,12 @@ import numpy as np
 import pytest
 from support import made
 
+from mldec import build
+from mldec.config.compose import compose
 from mldec.data import readers
+from mldec.data.loader import labels_of
 from mldec.data.types import fixed_sample
+from mldec.training.start import check_together
 from mldec.words.digits import NAMES
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "make_digits.py"
@@ -91,6 +96,28 @@ def content(folder):
 def test_the_same_arguments_give_the_same_files(make, layout):
     one, two = make(layout, out="a"), make(layout, out="b")
     assert content(one) == content(two) != content(make(layout, "--seed", "1", out="c"))
+
+
+@pytest.mark.parametrize("layout", sorted(make_digits.LAYOUTS))
+def test_printed_command_trains_on_the_files(make, layout, capsys):
+    # With fewer images, some classes of the zero-shot layout do not occur.
+    folder = make(layout, "--train", "300", out="my digits")
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert words[:2] == ["mldec", "train"]
+    config = compose(words[2:])
+    assert config.data["image_size"] == 64
+    assert config.name == f"digits_{layout}"
+
+    parts = build.check(config)
+    data = build.data(parts)
+    assert Path(data.train.dataset.name(0)).is_relative_to(folder)
+    assert 200 < len(data.train.dataset) <= 300
+    check_together(config, data, build.loss(parts, lambda: labels_of(data.train, 0), data.train))
+    model = build.model(parts, data.val.classes)
+    images = fixed_sample(data.val.dataset, 0)[0][None]
+    vectors = data.val.classes.word_vectors
+    logits = model(images) if vectors is None else model(images, vectors)
+    assert logits.shape == (1, len(data.val.classes))
 
 
 def test_existing_folder_is_not_changed(make, tmp_path):

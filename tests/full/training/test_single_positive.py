@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from photos import CLASSES, write_photos
-from support import CONFIGS, assert_equal, numbers, one_line, write_scores
+from photos import write_photos
+from support import CONFIGS, assert_equal, numbers, one_line
 
 from mldec.checkpoint.loading import load_newest
 from mldec.files.torch_files import read_torch
@@ -29,18 +29,13 @@ LOSSES = {
     "role": ["loss.expected_positives=1.5"],
     "em_apl": ["loss.warmup_epochs=1"],
     "ll_cp": ["loss.delta=0.1", "loss.stages=3"],
-    "vlpl": ["loss.scores=scores.jsonl"],
 }
 STATES = {"role": "estimator", "em_apl": "pseudo", "ll_cp": "corrections"}
 
 
 @pytest.fixture
 def photos(here):
-    """A data set with scores for all photos."""
-    folder = write_photos(here / "photos")
-    scores = dict(zip(CLASSES, (0.2, 0.5, 0.3), strict=True))
-    write_scores(here / "scores.jsonl", [f"photos/{n}.png" for n in range(24)], scores)
-    return folder
+    return write_photos(here / "photos")
 
 
 def checkpoint(name):
@@ -65,8 +60,7 @@ def test_killed_run_resumes_with_the_state_of_the_images(loss, photos, cli):
     for key in ("model", "loss", "optimizer"):
         assert_equal(whole[key], parts[key])
     assert numbers(Path("outputs/whole")) == numbers(Path("outputs/parts"))
-    if loss in STATES:
-        assert not torch.equal(saved.loss[STATES[loss]], parts["loss"][STATES[loss]])
+    assert not torch.equal(saved.loss[STATES[loss]], parts["loss"][STATES[loss]])
 
 
 def test_estimated_labels_have_their_own_learning_rate(photos, cli):
@@ -82,15 +76,9 @@ def test_estimated_labels_have_their_own_learning_rate(photos, cli):
     [
         (["loss=role", "mix.mixup=0.2", "mix.labels=union"], "mix.mixup"),
         (["loss=ll_cp", "data=digits"], "loss"),
-        (["loss=vlpl"], "loss.scores"),
-        (["loss=vlpl", "loss.scores=no.jsonl"], "no.jsonl"),
-        (["loss=vlpl", "loss.scores=empty.jsonl"], "photos/0.png"),
-        (["loss=vlpl", "loss.scores=classes.jsonl"], "classes.jsonl"),
     ],
 )
-def test_errors_name_the_setting(words, named, photos, here, cli):
-    (here / "empty.jsonl").write_text("")
-    write_scores(here / "classes.jsonl", ["photos/0.png"], {"cat": 1.0})
+def test_errors_name_the_setting(words, named, photos, cli):
     settings = WORDS
     if "data=digits" in words:
         settings = [word for word in WORDS if not word.startswith("data.")]

@@ -60,7 +60,7 @@ def test_the_parent_of_an_experiment_has_no_parent():
 def test_every_option_of_every_part_composes(part, digits):
     for name in options(part):
         # These options require a value.
-        required = {"timm": "name=resnet18", "hf": "name=resnet18", "vlpl": "scores=scores.jsonl"}
+        required = {"timm": "name=resnet18"}
         words = [f"{part}={name}"]
         if name in required:
             words.append(f"{part}.{required[name]}")
@@ -84,6 +84,12 @@ def test_every_option_of_every_part_composes(part, digits):
         ("backbone=timm", ["backbone.name"]),
         ("init.classes=by_name", ["init.path"]),
         ("train.epochs=!!python/object:os.system", ["train.epochs"]),
+        # Removed settings, options and parts, with their replacements.
+        ("train.fit_memory=true", ["train.fit_memory", "train.batch_size=auto"]),
+        ("head=ram_match", ["head=ram_match", "head=gap_words"]),
+        ("backbone=hf", ["backbone=hf", "backbone=timm"]),
+        ("loss=vlpl", ["loss=vlpl", "loss=em_apl"]),
+        ("+experiment=digits_csv", ["experiment=digits_csv", "digits_coco data=csv"]),
         # Complete commands.
         (["experiment=digits"], ["+experiment=digits"]),
         (["data=digits", "head=ml_decoder", "loss=asl", "name=x"], ["backbone"]),

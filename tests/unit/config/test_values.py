@@ -107,7 +107,7 @@ def digits() -> Config:
 def test_settings_are_those_of_schema_and_signatures():
     keys = {key for _, keys in selections() for key in keys}
     assert {"resume", "init", "init.path", "optim.name", "log.project", "data.root"} <= keys
-    assert {"data.classes", "backbone.pretrained", "loss.class_prior", "loss.scores"} <= keys
+    assert {"data.classes", "backbone.pretrained", "loss.class_prior"} <= keys
     assert "data.image_size" not in keys
 
 
@@ -165,9 +165,9 @@ def test_all_text_settings_are_literal(number):
 
 
 def test_command_line_and_fit_equal_override():
-    chosen = ["data=csv", "loss=partial", "backbone=hf", "name=${x} 1.10"]
+    chosen = ["data=csv", "loss=partial", "backbone=timm", "name=${x} 1.10"]
     keys = selections()[0][1] + list(text_arguments("data", "csv"))
-    keys += list(text_arguments("loss", "partial")) + list(text_arguments("backbone", "hf"))
+    keys += list(text_arguments("loss", "partial")) + list(text_arguments("backbone", "timm"))
     texts = [
         "${x}",
         "${x",

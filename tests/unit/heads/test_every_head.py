@@ -19,7 +19,6 @@ from mldec.heads import (
     Cosine,
     MLDecoder,
     Query2Label,
-    RAMMatch,
     WordGAP,
     WordGroupDecoder,
 )
@@ -54,10 +53,9 @@ HEADS = {
     "word_groups": lambda **own: WordGroupDecoder(
         WIDTH, 0, word_dim=WORD, group_size=2, **SIZES, **own
     ),
-    "ram_match": lambda **own: RAMMatch(WIDTH, 0, word_dim=WORD, **own),
     "cosine": lambda: Cosine(WIDTH, 0, bias=True),
 }
-ZERO_SHOT = ("zero_shot", "zero_shot_wide", "word_gap", "word_groups", "ram_match", "cosine")
+ZERO_SHOT = ("zero_shot", "zero_shot_wide", "word_gap", "word_groups", "cosine")
 
 
 def vectors(head):

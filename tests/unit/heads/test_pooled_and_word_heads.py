@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from random_weights import noise, randomize
 
 from mldec.errors import ConfigError
-from mldec.heads import CSRA, GAP, Cosine, RAMMatch, WordGAP, WordGroupDecoder
+from mldec.heads import CSRA, GAP, Cosine, WordGAP, WordGroupDecoder
 
 IN, WORD, DIM = 24, 5, 16
 SMALL = {"embed_dim": DIM, "num_heads": 4, "mlp_dim": 20, "word_dim": WORD}
@@ -58,16 +58,6 @@ def test_normalized_csra_ignores_the_norm_of_rows_and_has_no_bias():
     torch.testing.assert_close(head(-TOKENS[:, :1]), -head(TOKENS[:, :1]))
     with pytest.raises(ConfigError, match=r"head\.normalize"):
         head.set_bias_from_prior(torch.zeros(3))
-
-
-@torch.no_grad()
-def test_ram_match_has_the_marginals_of_the_transport_plan():
-    head = RAMMatch(IN, 0, word_dim=WORD, iterations=1000)
-    cosines = noise(2, 9, 4).tanh() / 10
-    weights = head.match(cosines)
-    torch.testing.assert_close(weights.sum(1), torch.ones(2, 4, dtype=torch.float64))
-    mass = (10 * cosines.max(2).values).softmax(1)
-    torch.testing.assert_close(weights.sum(2) / 4, mass)
 
 
 @torch.no_grad()

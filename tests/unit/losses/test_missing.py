@@ -31,7 +31,7 @@ def changed(loss, progress):
 @pytest.mark.parametrize(
     "name",
     ["an", "wan", "an_ls", "em", "hill", "splc", "ll_r", "ll_ct", "gr"]
-    + ["role", "em_apl", "ll_cp", "vlpl"],
+    + ["role", "em_apl", "ll_cp"],
 )
 def test_targets_of_0_and_unknown_targets_are_equivalent(name):
     loss = loss_of_option(OPTIONS / f"{name}.yaml", 10)

@@ -4,17 +4,15 @@ import torch
 import torch.nn.functional as F
 
 from mldec.losses import ROLE, PermanentCorrection, PseudoNegatives
-from mldec.losses.common import TrainImages
 from mldec.training.optim import build_optimizer
 
 LABELS = F.one_hot(torch.arange(6) % 4, 4)
-IMAGES = TrainImages(LABELS, [f"{image}.jpg" for image in range(6)], list("abcd"))
 INDEX = torch.tensor([4, 1, 5])
 LOGITS = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
 
 def test_pseudo_labels_are_the_lowest_scores_of_readable_images():
-    loss = PseudoNegatives(warmup_epochs=1, share=0.5, train_images=IMAGES)
+    loss = PseudoNegatives(warmup_epochs=1, share=0.5, train_labels=LABELS)
     logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     logits[2] = torch.nan
     loss.start_epoch(0, 2, lambda: logits)
@@ -32,7 +30,7 @@ def test_pseudo_labels_are_the_lowest_scores_of_readable_images():
 
 
 def test_corrections_are_made_in_training_only():
-    loss = PermanentCorrection(delta=0.25, stages=2, train_images=IMAGES)
+    loss = PermanentCorrection(delta=0.25, stages=2, train_labels=LABELS)
     loss.progress = 0.5
     loss.eval()
     loss(LOGITS, LABELS[INDEX], INDEX)
@@ -48,7 +46,7 @@ def test_corrections_are_made_in_training_only():
 
 def test_role_equals_the_formulas_of_the_paper():
     eps, expected = 1e-3, 1.7
-    loss = ROLE(expected_positives=expected, eps=eps, train_images=IMAGES).double()
+    loss = ROLE(expected_positives=expected, eps=eps, train_labels=LABELS).double()
     logits = LOGITS.double()
     observed = (LABELS[INDEX] == 1).double()
     f = torch.sigmoid(logits)
@@ -68,7 +66,7 @@ def test_role_equals_the_formulas_of_the_paper():
 
 def test_label_estimator_is_trained_as_in_the_official_code():
     torch.manual_seed(0)
-    loss = ROLE(lr_factor=10, train_images=IMAGES)
+    loss = ROLE(lr_factor=10, train_labels=LABELS)
     start = loss.estimator.detach().clone()
     assert torch.equal(start > 5, LABELS == 1)
     assert start[LABELS == 0].abs().max() < 0.41
@@ -86,7 +84,7 @@ def test_label_estimator_is_trained_as_in_the_official_code():
         loss(LOGITS, LABELS[index], index).backward()
         ours.step()
         official.zero_grad()
-        other = ROLE(train_images=IMAGES)
+        other = ROLE(train_labels=LABELS)
         other.estimator.data = estimator.data
         other(LOGITS, LABELS[index], index).backward()
         estimator.grad = other.estimator.grad

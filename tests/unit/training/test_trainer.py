@@ -27,7 +27,6 @@ from mldec.files import torch_files
 from mldec.files.torch_files import read_torch
 from mldec.losses import PseudoNegatives
 from mldec.losses.asymmetric import AsymmetricLoss
-from mldec.losses.common import TrainImages
 from mldec.losses.partial import PartialAsymmetricLoss
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
@@ -168,11 +167,10 @@ def test_resume_restores_draws_by_class_mid_epoch(tmp_path):
 
 def test_resume_before_the_first_step_of_an_epoch_repeats_pseudo_labels(tmp_path):
     labels = torch.nn.functional.one_hot(torch.arange(32) % 4, 4)
-    images = TrainImages(labels, [f"square {image}" for image in range(32)], ["a", "b", "c", "d"])
     config = settings("train.save_every_steps=1", "train.epochs=3")
 
     def make(folder):
-        loss = PseudoNegatives(warmup_epochs=1, train_images=images)
+        loss = PseudoNegatives(warmup_epochs=1, train_labels=labels)
         return trainer(config, folder, loss=loss, dropout=0.5)
 
     # Step 8 is the first step of epoch 2, whose scores were computed before the kill.
