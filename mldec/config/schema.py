@@ -65,8 +65,8 @@ PARTS = ("data", "backbone", "head", "loss")
 # Short forms on the command line. `auto` keeps the batch size of the experiment.
 SHORT_FORMS = {"train.batch_size=auto": "train.pieces=1"}
 
-# Settings in checkpoints of 1.0.0rc1 that no longer exist and had no effect on the model.
-RETIRED = ("train.fit_memory", "log.images", "log.classes", "log.trackio")
+# Settings in older checkpoints that no longer exist and have no effect on a trained model.
+RETIRED = ("train.fit_memory", "train.focus_few_images", "log.images", "log.classes", "log.trackio")
 
 # Settings that may change when a run is resumed. `batch_per_gpu` only changes the resulting
 # `batch_size`, which is compared.
@@ -205,8 +205,6 @@ class Train:
     freeze_batchnorm: FreezeBatchNorm | None = None
     # Initialize the bias of each class from its frequency among the training labels.
     start_at_frequency: bool = False
-    # Use loss.gamma_neg=2 if there are fewer training images than classes. Other losses ignore it.
-    focus_few_images: bool = False
     # Compute the tokens of a frozen backbone once, and train the head on them, unaugmented.
     # The files in data.cache_dir are reused by later runs with any head, and by evaluations.
     cache_features: bool = False
