@@ -103,10 +103,12 @@ def test_libraries_are_used_in_one_place() -> None:
     assert importers("torch.distributed") == {"mldec.runtime.distributed"}
 
 
-def test_pandas_is_imported_when_a_table_is_read() -> None:
-    # It takes half a second. The imports for type checks are not at the top level.
-    assert importers("pandas")
-    assert not [module for module in MODULES if "pandas" in imports(module, at_once=True)]
+def test_slow_packages_are_imported_when_they_are_used() -> None:
+    # Each takes about half a second of the start of a prediction. The imports for type checks are
+    # not at the top level.
+    for package in ("pandas", "scipy.fft", "scipy.optimize"):
+        assert importers(package)
+        assert not [module for module in MODULES if package in imports(module, at_once=True)]
 
 
 def test_package_needs_no_unix() -> None:

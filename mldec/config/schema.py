@@ -70,6 +70,7 @@ SHORT_FORMS = {"train.batch_size=auto": "train.pieces=1"}
 # effect on the model. A removed loss only prevents a resume, but a removed head also the load.
 RETIRED = {
     "train.fit_memory": "pass train.batch_size=auto",
+    "train.focus_few_images": "pass loss.gamma_neg=2 if there are fewer images than classes",
     "log.images": "run mldec report",
     "log.classes": "run mldec report",
     "log.trackio": "pass log.wandb=true",
@@ -234,8 +235,6 @@ class Train:
     freeze_batchnorm: FreezeBatchNorm | None = None
     # Initialize the bias of each class from its frequency among the training labels.
     start_at_frequency: bool = False
-    # Use loss.gamma_neg=2 if there are fewer training images than classes. Other losses ignore it.
-    focus_few_images: bool = False
     # Compute the tokens of a frozen backbone once, and train the head on them, unaugmented.
     # The files in data.cache_dir are reused by later runs with any head, and by evaluations.
     cache_features: bool = False

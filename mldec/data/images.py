@@ -64,10 +64,6 @@ _BRANDS |= dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"),
 # edit histories and prompts there, and the pixels of such a file are valid.
 PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 
-# Pillow rejects PNG files with more than 1 MB of text or color profile in one chunk. Programs store
-# edit histories and prompts there, and the pixels of such a file are valid.
-PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
-
 # Pillow warns about images above its pixel limit. Only images above twice the limit are errors.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 

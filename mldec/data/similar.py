@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from scipy.fft import dct
 
 from mldec.data.cache import cached_per_file, compute_in_threads, stamp
 from mldec.data.images import read_image
@@ -34,6 +33,8 @@ def perceptual_hash(image: Image.Image) -> int:
 
     Source: https://www.hackerfactor.com/blog/index.php?/archives/432-Looks-Like-It.html
     """
+    from scipy.fft import dct  # slow import, only needed for near-duplicates
+
     gray = image.convert("L").resize((32, 32), Image.Resampling.LANCZOS)
     frequencies = dct(dct(np.asarray(gray, np.float64), axis=0), axis=1)[:8, :8]
     bits = np.packbits(frequencies > np.median(frequencies))

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import expit, logit, softmax
 
 from mldec.errors import DataError
@@ -157,6 +156,8 @@ def temperature(logits: np.ndarray, labels: np.ndarray, images: np.ndarray) -> f
     derivative has one zero. Returns None if it is outside `TEMPERATURES`. See `fit` for the
     arguments.
     """
+    from scipy.optimize import brentq  # slow import, not needed for predictions
+
     rows = subsample(logits, images)
     rows = rows[(labels[rows] == 1).any(1)]
     selected = logits[rows].astype(np.float64)

@@ -7,7 +7,6 @@ class is a separate binary problem with the labels present and absent.
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import minimize
 from scipy.special import expit
 
 TOLERANCE = 1e-8  # gradient tolerance of the fit
@@ -155,6 +154,8 @@ def platt(
     Returns:
         Slope and offset. The slope is 0 if all logits are equal.
     """
+    from scipy.optimize import minimize  # slow import, not needed for predictions
+
     targets, prior = soft_targets(present, ~present)
 
     # Standardize the logits, so that both parameters have the same scale.

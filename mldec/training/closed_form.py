@@ -35,7 +35,7 @@ from mldec.training.step import StepStats
 UNUSED: tuple[str, ...] = ("loss", "optim.", "schedule.", "mix.", "init.classes", "init.synonyms")
 UNUSED += ("data.sampler", "train.epochs", "train.min_steps", "train.stop_epoch", "train.patience")
 UNUSED += ("train.max_drop", "train.repeats", "train.ema_", "train.clip_grad", "train.compile")
-UNUSED += ("train.start_at_frequency", "train.focus_few_images", "train.random_queries")
+UNUSED += ("train.start_at_frequency", "train.random_queries")
 
 FEW_POSITIVES = 20  # classes with fewer positives have uncertain leave-one-out metrics
 

@@ -27,7 +27,6 @@ from mldec.data.types import DataModule, same_images
 from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluation.frozen_features import with_tokens
 from mldec.files.run_folder import RunFacts, command_line, holds_run
-from mldec.losses import BinaryCrossEntropy
 from mldec.model import count_parameters, work_per_image
 from mldec.runtime import distributed
 from mldec.runtime.devices import EngineName, Precision, has_fast_bf16
@@ -36,8 +35,6 @@ from mldec.runtime.signals import StopRequest
 from mldec.training.trainer import Trainer, warn
 
 log = logging.getLogger("mldec")
-
-FEW_IMAGES_GAMMA = 2.0  # loss.gamma_neg of `focus_few_images`, from benchmarks/own_photos.md
 
 
 def start_at_frequency(head: nn.Module, labels: Labels, loss: nn.Module) -> None:
@@ -57,20 +54,6 @@ def start_at_frequency(head: nn.Module, labels: Labels, loss: nn.Module) -> None
     if adjustment is not None:
         log_odds = log_odds - adjustment
     set_bias_from_prior(log_odds)
-
-
-def focus_few_images(loss: nn.Module, images: int, classes: int) -> None:
-    """Set `gamma_neg` of `BinaryCrossEntropy` if there are fewer images than classes."""
-    if not isinstance(loss, BinaryCrossEntropy) or loss.gamma_neg > 0:
-        return
-    comparison = "at least as many as"
-    if images < classes:
-        comparison = "fewer than"
-        loss.gamma_neg = FEW_IMAGES_GAMMA
-    log.info(
-        f"train.focus_few_images: {images:,} training images are {comparison} {classes:,} classes, "
-        f"so loss.gamma_neg is {loss.gamma_neg:g}"
-    )
 
 
 def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
@@ -157,8 +140,6 @@ def prepare_trainer(
     data = build.data(parts, annotations)
     loss = build.loss(parts, lambda: labels_of(data.train, config.seed), data.train)
     is_fitted = build.is_fitted(parts)
-    if config.train.focus_few_images and not is_fitted:
-        focus_few_images(loss, len(data.train.dataset), len(data.train.classes))
     if is_fitted:
         engine = (
             EngineName.openvino if uses_openvino(config.train.engine, device) else EngineName.torch

@@ -147,20 +147,6 @@ def test_early_best_epoch_is_logged(epochs, overfits):
     assert ("train.epochs" in line) is overfits
 
 
-def test_few_images_are_focused(caplog):
-    for images, gamma in ((20, 0), (19, 2)):
-        loss = BinaryCrossEntropy()
-        with caplog.at_level("INFO"):
-            start.focus_few_images(loss, images, 20)
-        assert loss.gamma_neg == gamma
-        assert f"loss.gamma_neg is {gamma}" in caplog.text
-    # Other losses, and a value of the user, are kept.
-    chosen = BinaryCrossEntropy(gamma_neg=1.0)
-    for loss in (chosen, torch.nn.MSELoss()):
-        start.focus_few_images(loss, 19, 20)
-    assert chosen.gamma_neg == 1
-
-
 @pytest.mark.parametrize(
     ("call", "name"),
     [

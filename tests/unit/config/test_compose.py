@@ -148,7 +148,8 @@ def test_dict_and_yaml_round_trip(digits):
     assert plain["train"]["precision"] == "auto"
     assert parse(plain) == digits
     # A checkpoint of an earlier version has settings that no longer exist.
-    assert parse({**plain, "log": {**plain["log"], "images": 8}}) == digits
+    train = {**plain["train"], "focus_few_images": True}
+    assert parse({**plain, "log": {**plain["log"], "images": 8}, "train": train}) == digits
     assert yaml.safe_load(to_yaml(digits)) == plain
 
 
