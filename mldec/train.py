@@ -144,7 +144,7 @@ def _train(
         step=trainer.learner.step,
         lines=lines,
         started=started,
-        tracked=trainer.config,
+        config=trainer.config,
         earlier=early.buffer,
     )
     with closing(run_log):

@@ -132,6 +132,7 @@ HARMLESS = {
     "train.save_every_steps",
     "train.save_every_minutes",
     "train.keep_last",
+    "log.images",
     "log.wandb",
     "log.project",
 }
@@ -442,10 +443,16 @@ class Schedule:
 
 @dataclass(kw_only=True)
 class Log:
-    """Weights & Biases. It receives the numbers that are written to TensorBoard."""
+    """TensorBoard, and Weights & Biases, which receives what is written to TensorBoard."""
 
+    # Number of validation images that are shown with the predictions of the best evaluation. With
+    # `wandb`, they are uploaded. 0: none
+    images: int = 16
     wandb: bool = False  # log to Weights & Biases
     project: str | None = None  # name of the project; null: mldec
+
+    def __post_init__(self) -> None:
+        _require(self, "log.", "images", "0 or more", lambda value: value >= 0)
 
 
 class ByName(Enum):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from mldec.evaluators.average_precision import Predictions
 from mldec.files.atomic import csv_lines
 from mldec.names import format_list
 
@@ -87,6 +88,7 @@ class Results:
     bad: list[str]  # one message per skipped image
     # (label, prediction, number of images), most frequent first; None for multi-label data.
     confusions: list[tuple[int, int, int]] | None
+    predictions: Predictions | None = None  # of this rank; None for single-label data
 
 
 def left_out(bad: Sequence[str], images: int) -> list[str]:

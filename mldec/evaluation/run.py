@@ -262,7 +262,9 @@ def evaluate_all(
         if all_metrics:
             metrics |= ranking_metrics(evaluator)
         confusions = evaluator.pairs() if hasattr(evaluator, "pairs") else None
-        results.append(Results(metrics, evaluator.per_class(), images, all_bad, confusions))
+        per_class = evaluator.per_class()
+        predictions = getattr(evaluator, "predictions", None)
+        results.append(Results(metrics, per_class, images, all_bad, confusions, predictions))
     return results
 
 

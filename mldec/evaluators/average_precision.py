@@ -74,7 +74,7 @@ def _as_blocks(values: Blocks) -> list[Tensor]:
     return [torch.as_tensor(block) for block in values]
 
 
-def columns_of(blocks: Sequence[Tensor], columns: slice) -> np.ndarray:
+def columns_of(blocks: Sequence[Tensor], columns: slice | np.ndarray) -> np.ndarray:
     """Return some columns of all row blocks as [k, N]."""
     return torch.cat([block[:, columns] for block in blocks]).t().contiguous().numpy()
 

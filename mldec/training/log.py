@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import textwrap
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -16,18 +17,21 @@ import torch
 from tqdm import tqdm
 
 from mldec.checkpoint.state import Best
-from mldec.config.compose import to_dict
+from mldec.config.compose import flat, to_dict, to_yaml
 from mldec.config.schema import Config
-from mldec.errors import CheckpointError, brief, naming_errors, writing
+from mldec.errors import CheckpointError, DataError, brief, naming_errors, writing
 from mldec.files import torch_files
 from mldec.files.atomic import replacing
 from mldec.files.run_folder import LOG_FILE, RESTORE, read_log
 from mldec.runtime import distributed
 from mldec.runtime.console import in_notebook, on_terminal, progress_bar
+from mldec.training.examples import Curve, Drawing
 
 T = TypeVar("T")
 Result = TypeVar("Result", bound="Evaluation | Best")
 log = logging.getLogger("mldec")
+
+PICTURE_SECONDS = 60  # between the pictures of two evaluations
 
 WANDB_ID = "tracker_id.txt"  # in the folder of a run
 
@@ -43,7 +47,7 @@ class RunLog:
         step: Number of finished steps. Above 0, the existing files are continued.
         lines: Number of lines of metrics.jsonl that belong to these steps.
         started: `time.monotonic()` at the start of the command. None for now.
-        tracked: The config of the run, for `log.wandb`.
+        config: The config of the run, for TensorBoard and `log.wandb`.
         earlier: Messages that were logged before. They are written to train.log first.
     """
 
@@ -54,7 +58,7 @@ class RunLog:
         step: int = 0,
         lines: int = 0,
         started: float | None = None,
-        tracked: Config | None = None,
+        config: Config | None = None,
         earlier: Iterable[logging.LogRecord] = (),
     ) -> None:
         self.main = distributed.is_main()
@@ -63,10 +67,12 @@ class RunLog:
         self._jsonl = directory / LOG_FILE
         self._folder = directory / "tensorboard"
         self._tensorboard: Any = None  # on the main rank
+        self._pictures: Callable[[], None] | None = None  # that are not written yet
+        self._pictures_at = -math.inf  # time of the last pictures
         self._wandb: Any = None
         self._handler: logging.Handler | None = None
         self.lines = distributed.on_main(
-            lambda: self._open(directory, step, lines, tracked, earlier)
+            lambda: self._open(directory, step, lines, config, earlier)
         )
 
     def _open(
@@ -74,7 +80,7 @@ class RunLog:
         directory: Path,
         step: int,
         lines: int,
-        tracked: Config | None,
+        config: Config | None,
         earlier: Iterable[logging.LogRecord],
     ) -> int:
         """Create or continue the files; return the number of lines of metrics.jsonl."""
@@ -90,9 +96,9 @@ class RunLog:
             self._handler.handle(record)
 
         # wandb must be initialized before TensorBoard, whose numbers it copies.
-        if tracked is not None and tracked.log.wandb:
+        if config is not None and config.log.wandb:
             try:
-                self._wandb = start_wandb(tracked, directory)
+                self._wandb = start_wandb(config, directory)
             except Exception as error:
                 log.warning(f"log.wandb: {brief(error)}; training continues without wandb")
         with writing(self._folder, of_run=True):
@@ -100,6 +106,8 @@ class RunLog:
 
             # TensorBoard ignores the events of earlier files from `purge_step` on.
             self._tensorboard = SummaryWriter(str(self._folder), purge_step=step + 1)
+            if config is not None:
+                self._write_settings(config, step)
         lines = cut_back(self._jsonl, lines)
         # Continue the clock of a resumed run. A damaged log does not prevent a resume.
         with suppress(CheckpointError):
@@ -139,6 +147,64 @@ class RunLog:
                 self._tensorboard.add_scalar(tag, value, step)
             self._tensorboard.flush()
 
+    def _write_settings(self, config: Config, step: int) -> None:
+        """Write the config to TensorBoard, as text and for the tab HPARAMS."""
+        from torch.utils.tensorboard.summary import hparams
+
+        self._tensorboard.add_text("config", as_markdown(to_yaml(config)), step)
+        settings = {}
+        for key, value in flat(to_dict(config)).items():
+            is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+            settings[key] = value if is_plain else json.dumps(value)
+        # Without the first summary, which would list the settings of this run, TensorBoard lists
+        # the settings of all runs, and those that differ first.
+        _, session, _ = hparams(settings, {})
+        self._tensorboard.file_writer.add_summary(session)
+
+    def best(
+        self, step: int, best: Best, curves: dict[str, Curve], draw: Callable[[], Drawing] | None
+    ) -> None:
+        """Write a new best value to TensorBoard, with pictures of its evaluation.
+
+        The pictures are written at most once per `PICTURE_SECONDS`, and at the end of the run, so
+        that they do not slow down short epochs.
+
+        Args:
+            step: Number of finished steps.
+            best: The best result.
+            curves: Precision-recall curves by class.
+            draw: Function that draws a grid of images uint8 [H, W, 3], and returns it with its
+                text. None draws no images.
+        """
+        if not self.main:
+            return
+        with writing(self._folder, of_run=True):
+            # The first metric in the alphabetical order, and so of the tab HPARAMS.
+            self._tensorboard.add_scalar(f"main/best_{best.metric}", best.value, step)
+        self._pictures = partial(self._write_pictures, step, curves, draw)
+        if time.monotonic() - self._pictures_at >= PICTURE_SECONDS:
+            self._flush_pictures()
+
+    def _flush_pictures(self) -> None:
+        """Write the pictures of the newest best evaluation, if they are not written yet."""
+        if self._pictures is None:
+            return
+        with writing(self._folder, of_run=True):
+            self._pictures()
+            self._tensorboard.flush()
+        self._pictures = None
+        self._pictures_at = time.monotonic()
+
+    def _write_pictures(
+        self, step: int, curves: dict[str, Curve], draw: Callable[[], Drawing] | None
+    ) -> None:
+        for name, curve in curves.items():
+            self._tensorboard.add_pr_curve(f"weakest classes/{name}", *curve, step)
+        if draw is not None:
+            grid, text = draw()
+            self._tensorboard.add_image("validation images", grid, step, dataformats="HWC")
+            self._tensorboard.add_text("validation images", as_markdown(text), step)
+
     def progress(
         self, items: Iterable[T], *, total: int, done: int, description: str
     ) -> Iterator[T]:
@@ -169,11 +235,18 @@ class RunLog:
 
         log.removeHandler(self._handler)
         # A full disk was already reported.
+        with suppress(DataError):
+            self._flush_pictures()
         for file in (self._handler, self._tensorboard):
             with suppress(OSError):
                 file.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def as_markdown(text: str) -> str:
+    """Return the Markdown of a text that TensorBoard shows unchanged."""
+    return textwrap.indent(text, "    ")
 
 
 def tagged(values: dict[str, float]) -> dict[str, float]:

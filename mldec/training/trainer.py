@@ -33,6 +33,7 @@ from mldec.runtime.environment import explain_out_of_memory, git_commit, install
 from mldec.runtime.signals import DataTimeout, StopRequest
 from mldec.training.checkpoint_files import CheckpointFiles
 from mldec.training.closed_form import HeadFit, calibrate, uncertain_classes
+from mldec.training.examples import ExampleImages, weakest_curves
 from mldec.training.log import Meter, RunLog, best_of, clock
 from mldec.training.step import Learner, StepStats, StepStatus
 
@@ -426,12 +427,14 @@ class Trainer:
         classes = self.data.val.classes
         constant = ConstantScores(len(classes))
         mean_loss = self._mean_loss(len(models))
+        examples = ExampleImages(self.data.val, self.config.log.images)
 
         def observe(batch: Batch, logits: list[Tensor]) -> None:
             # The evaluation raises an error for non-finite logits.
             constant.update(logits[0].nan_to_num(), batch.targets)
             if mean_loss:
                 mean_loss.update(logits, batch.targets)
+            examples.update(batch, logits)
 
         evaluated = evaluate_all(
             list(models.values()),
@@ -474,6 +477,11 @@ class Trainer:
         logged = {f"{prefix}/loss": losses[name] for prefix, name in prefixes if name in losses}
         self._write_scalars(runlog, self.epoch + 1, values | logged, self.source)
         self._log_evaluation(metric, results)
+        if self.best.epoch == self.epoch + 1:
+            examples.gather()
+            curves = weakest_curves(results[self.best.weights], classes.names)
+            draw = partial(examples.draw, list(models).index(self.best.weights))
+            runlog.best(self.learner.step, self.best, curves, draw if examples.examples else None)
         return values
 
     def _mean_loss(self, models: int) -> MeanLoss | None:

@@ -29,10 +29,15 @@ def test_resumed_run_continues_its_record(tmp_path):
 
     run = tmp_path / "outputs" / "digits"
     run_id = (run / WANDB_ID).read_text().strip()
-    records = list(run.glob("wandb/offline-run-*"))
+    records = sorted(run.glob("wandb/offline-run-*"))
     assert [path.name.endswith(f"-{run_id}") for path in records] == [True, True]
     for path in records:
         [file] = path.glob("*.wandb")
-        assert b"main/train_loss" in file.read_bytes()
+        content = file.read_bytes()
+        assert b"main/train_loss" in content
+    # The first run has the first evaluation, which is the best one so far.
+    first = records[0] / "files" / "media"
+    assert list(first.glob("images/*.png"))
+    assert list(first.glob("table/*.json"))
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path

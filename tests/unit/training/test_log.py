@@ -4,13 +4,21 @@ import importlib.util
 import json
 import logging
 import math
+import textwrap
 import time
 from contextlib import closing
+from functools import partial
 
+import numpy as np
 import pytest
+import yaml
 from support import QUICK
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import metadata
+from tensorboard.util.tensor_util import make_ndarray
 
+from mldec.checkpoint.state import Best
+from mldec.config.compose import flat
 from mldec.errors import DataError
 from mldec.training.log import RunLog, read_progress
 
@@ -135,6 +143,7 @@ def test_tensorboard_shows_main_numbers_first(digits_run):
     events.Reload()
     # TensorBoard sorts groups and tags by name.
     tags = sorted(events.Tags()["scalars"])
+    assert tags.pop(0) == "main/best_mAP"
     expected = ["train_images_per_second", "train_loss", "train_lr", "val_loss", "val_mAP"]
     assert tags[:5] == [f"main/{name}" for name in expected]
 
@@ -143,6 +152,62 @@ def test_tensorboard_shows_main_numbers_first(digits_run):
     assert keys == {tag.removeprefix("main/").replace("_", "/", 1) for tag in tags[:5]} | set(
         tags[5:]
     )
+
+
+def test_tensorboard_has_settings_best_value_and_pictures_of_best(digits_run):
+    events = EventAccumulator(str(digits_run / "tensorboard"), {"tensors": 0, "images": 0})
+    events.Reload()
+    best = read_progress(digits_run / "metrics.jsonl").best
+    step = 4 * best.epoch
+    newest = events.Scalars("main/best_mAP")[-1]
+    assert (newest.step, newest.value) == (step, pytest.approx(best.value))
+
+    def text(tag):
+        event = events.Tensors(f"{tag}/text_summary")[-1]
+        return event.step, textwrap.dedent(event.tensor_proto.string_val[0].decode())
+
+    config = yaml.safe_load((digits_run / "config.yaml").read_text())
+    assert yaml.safe_load(text("config")[1]) == config
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    settings = metadata.parse_session_start_info_plugin_data(content).hparams
+    assert settings.keys() == flat(config).keys()
+    assert settings["optim.lr"].number_value == config["optim"]["lr"]
+    values = [settings[key].string_value for key in ("loss._target_", "train.tf32", "init")]
+    assert values == [config["loss"]["_target_"], "false", "null"]
+
+    # 40 validation images, of which 16 are shown, and ten classes.
+    image = events.Images("validation images")[-1]
+    assert (image.step, image.width) == (step, 640)
+    assert text("validation images")[0] == step
+    assert text("validation images")[1].count("\n") == 15
+    curves = [tag for tag in events.Tags()["tensors"] if tag.startswith("weakest classes/")]
+    assert len(curves) == 10
+    for tag in curves:
+        curve = events.Tensors(tag)[-1]
+        assert curve.step == step
+        # Rows: true positives, false positives, true and false negatives, precision, recall.
+        hits, false_alarms, *_ = make_ndarray(curve.tensor_proto)[:, 0]
+        assert hits + false_alarms == 40, "all images have at least the lowest threshold"
+
+
+def test_pictures_are_rate_limited_and_written_at_the_end(tmp_path):
+    drawn = []
+
+    def draw(step):
+        drawn.append(step)
+        return np.zeros((8, 8, 3), np.uint8), f"image {step}"
+
+    with closing(RunLog(tmp_path)) as log:
+        for step in (1, 2, 3):
+            best = Best("mAP", 10.0 * step)
+            log.best(step, best, {}, partial(draw, step))
+        assert drawn == [1]
+    assert drawn == [1, 3]
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Images("validation images")] == [1, 3]
+    assert [event.value for event in events.Scalars("main/best_mAP")] == [10, 20, 30]
 
 
 def test_missing_wandb_raises_before_run(cli, monkeypatch, here):
