@@ -14,6 +14,7 @@ from PIL import Image
 import mldec
 from mldec.checkpoint import load_model
 from mldec.evaluation import frozen_features
+from mldec.evaluation.left_out import read_training_images
 from mldec.files.torch_files import read_torch
 from mldec.heads import RidgeHead
 
@@ -202,3 +203,37 @@ def test_photos_of_two_folders_may_have_the_same_names(cli, photos):
     assert len(tokens) == 24, out
     cli.out("evaluate", "outputs/two")
     assert "leave-one-out" not in cli.out("evaluate", "outputs/two")
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_training_photos_speak_for_the_photos_that_resemble_them(cli, photos, kernel):
+    # The fit has the photos in the order of their names and without the unreadable one.
+    header, *rows = (photos / "data.csv").read_text().split()
+    (photos / "data.csv").write_text("\n".join([header, *reversed(rows)]))
+    (photos / "07.png").write_text("text")
+    cli.out("train", *WORDS, "name=mine", f"head.kernel={kernel}", "data.bad_images=skip")
+    loaded = load_model("outputs/mine")
+    training = read_training_images(loaded)
+    assert len(training.names) == 35
+    assert "07.png" not in training.names
+
+    for name, color in (("03.png", "red"), ("04.png", "green"), ("05.png", "dark")):
+        image = loaded.transform(Image.open(photos / name))[None]
+        tokens = loaded.model.backbone(image)
+        index = loaded.classes.names.index(color)
+        [every] = training.speaking_for(loaded.model.head, tokens, [index], count=36)
+        values = [value for _, value in every]
+        assert values == sorted(values, reverse=True)
+        assert values[-1] > 0
+        # Every third photo has this color.
+        assert {int(other[:2]) % 3 for other, _ in every} == {int(name[:2]) % 3}
+        own = every[0][0]
+        [three] = training.speaking_for(loaded.model.head, tokens, [index], without=own)
+        assert three == every[1:4]
+
+    # The training images of another fit are not used.
+    cli.out("train", *WORDS, "name=other", "data.bad_images=skip", "data.val_fraction=0.5")
+    other = Path("outputs/other/leave_one_out.npz")
+    assert read_training_images(load_model("outputs/other")) is not None
+    other.write_bytes(Path("outputs/mine/leave_one_out.npz").read_bytes())
+    assert read_training_images(load_model("outputs/other")) is None
