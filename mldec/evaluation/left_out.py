@@ -102,11 +102,11 @@ class TrainingImages:
             tokens: Output of the backbone for one image, [1, 1, D].
             classes: Indices of classes.
             count: Maximum number of training images per class.
-            without: Name of a training image that is not returned, because it is the image itself.
+            without: Name of a training image to omit, such as the image itself.
 
         Returns:
-            For each class, names and contributions to the logit, the largest contribution first.
-            A class may have fewer than `count`, because all contributions are above 0.
+            For each class, names and contributions to the logit, which are above 0, in descending
+            order.
         """
         coefficients = self.coefficients[:, list(classes)]
         [shares] = head.contributions(tokens, self.examples, coefficients).cpu()
@@ -127,9 +127,8 @@ class TrainingImages:
 def read_training_images(loaded: Loaded) -> TrainingImages | None:
     """Return the training images of a checkpoint in the folder of its run.
 
-    Returns None if the head was not fitted in closed form to at most 5,000 images, or if the file
-    in the folder is missing, older or of another fit. A model with several views has none, because
-    it averages logits.
+    Returns None if the head was not fitted in closed form to at most 5,000 images, if the model has
+    several views, or if the file in the folder is missing, older or of another fit.
     """
     folder = folder_of_run(loaded.path)
     if folder is None or not loaded.model.is_fitted or loaded.model.views is not None:

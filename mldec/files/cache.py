@@ -39,13 +39,9 @@ def network_hash(network: "nn.Module", *facts: object) -> str:
 
 
 def describe_entry(folder: Path, content: str, data: str, files: Sequence[str]) -> None:
-    """Write a description of new files to a folder in the cache, for `mldec cache`.
+    """Write what the files in a folder of the cache are, for `mldec cache`.
 
-    Args:
-        folder: Folder, whose name is a hash.
-        content: Kind of the files, with the name of the network.
-        data: Data set of the files.
-        files: Names of the files.
+    `content` names the kind of the files and the network, `data` the data set.
     """
     text = to_json({"content": content, "data": data, "files": files})
     # Another run may describe other files in the same folder.
