@@ -18,6 +18,7 @@ COMMANDS = {
     "demo": "serve a web page and an HTTP API on this machine",
     "summary": "print a table of the runs in a folder, or of means over seeds",
     "check-data": "check the images and labels of a dataset, or find wrong labels",
+    "cache": "print the size of the cached features, or remove them",
     "benchmark": "measure speed and memory",
 }
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError, brief
-from mldec.files.cache import cache_folder, network_hash
+from mldec.files.cache import cache_folder, describe_entry, network_hash
 from mldec.runtime.devices import EngineName
 
 log = logging.getLogger("mldec")
@@ -114,7 +114,9 @@ def convert(backbone: nn.Module, image_size: int, half: torch.dtype | None = Non
     try:
         openvino = _import_openvino()
         if not folder.exists():
-            _store(_converted(openvino, backbone, image_size), folder, openvino)
+            name = getattr(backbone, "name", type(backbone).__name__)
+            content = f"{name} converted to OpenVINO, {image_size} pixels"
+            _store(_converted(openvino, backbone, image_size), folder, openvino, content)
 
         core = openvino.Core()
         settings = {
@@ -144,12 +146,13 @@ def _converted(openvino: Any, backbone: nn.Module, image_size: int) -> Any:
     return network
 
 
-def _store(network: Any, folder: Path, openvino: Any) -> None:
-    """Write a network to a folder atomically."""
+def _store(network: Any, folder: Path, openvino: Any, content: str) -> None:
+    """Write a network to a folder atomically. For `content` see `describe_entry`."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     try:
         openvino.save_model(network, temporary / NETWORK, compress_to_fp16=False)
+        describe_entry(temporary, content, "", [path.name for path in temporary.iterdir()])
         # Another process may have stored the same network meanwhile.
         with contextlib.suppress(OSError):
             temporary.rename(folder)

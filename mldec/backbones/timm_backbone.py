@@ -81,7 +81,7 @@ class Backbone(Normalize):
 
     def __init__(self, name: str, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__(mean, std)
-        self._name = name
+        self.name = name
         self._norm_path: str | None = None
 
     def forward(self, images: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class Backbone(Normalize):
     def _try_out(self, height: int, width: int) -> tuple[Tensor, set[str]]:
         """Run one image through the network on the meta device; see `try_out`."""
         remedy = f"the input was {height} x {width} pixels; choose another network or size"
-        with naming_errors(f"backbone.name={self._name}", ConfigError, remedy=remedy):
+        with naming_errors(f"backbone.name={self.name}", ConfigError, remedy=remedy):
             tokens, unused = try_out(self, (3, height, width))
             self._check_tokens(tokens)
         return tokens, unused
@@ -112,7 +112,7 @@ class Backbone(Normalize):
             raise self._unsupported("feature_norm=pretrained")
 
     def _unsupported(self, setting: str) -> ConfigError:
-        return ConfigError(f"backbone.{setting}: {self._name} does not support it; omit it")
+        return ConfigError(f"backbone.{setting}: {self.name} does not support it; omit it")
 
 
 def check_drop_path(drop_path: float | None) -> None:
@@ -323,7 +323,7 @@ class TimmBackbone(Backbone):
             ConfigError: If timm has no layer groups for this network.
         """
         if not hasattr(self.network, "group_matcher"):
-            raise ConfigError(f"optim.layer_decay: {self._name} does not support it; omit it")
+            raise ConfigError(f"optim.layer_decay: {self.name} does not support it; omit it")
 
         # timm counts layers from the stem, and puts unknown names into the layer of the classifier.
         # This network has no classifier, so "classifier" is an unknown name.

@@ -23,7 +23,7 @@ from mldec.data.types import DataModule, Split, StoredImages, same_images
 from mldec.errors import ConfigError, DataError, Stopped, naming_errors
 from mldec.evaluation.run import memory_advice
 from mldec.files.atomic import replacing
-from mldec.files.cache import cache_folder, network_hash
+from mldec.files.cache import cache_folder, describe_entry, network_hash
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.console import progress_bar
@@ -111,6 +111,12 @@ def with_tokens(
     options: dict[str, Any] = {"pooled": pooled, "converted": converted}
     network = _network_key(backbone, data, config, device, **options)
     folder = cache_folder(config.data.get("cache_dir")) / f"tokens-{network}"
+    name = config.backbone.get("name") or config.backbone["_target_"]
+    precision = config.train.precision.for_device(device).value
+    content = f"{'features' if pooled else 'tokens'} of {name}, {data.transform.image_size} pixels"
+    content += f", {precision}{', OpenVINO' if converted else ''}"
+    root = config.data.get("root")
+    source = str(Path(root).absolute()) if root else config.data["_target_"]
 
     def tokens_of(split: Split, title: str) -> Split:
         dataset = split.dataset
@@ -129,6 +135,7 @@ def with_tokens(
             missing = images.select(np.array(absent))
             to_do = Split(missing, split.classes)
             absent_files = [files[index] for index in absent]
+            describe_entry(folder, content, source, [file.name for file in absent_files])
             options.update(device=device, stop=stop)
             _compute(data, to_do, backbone, config, absent_files, title, **options)
         tokens = StoredTokens(

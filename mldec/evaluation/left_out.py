@@ -1,14 +1,18 @@
-"""Leave-one-out scores of training images, which replace their in-sample scores in evaluations.
+"""Leave-one-out scores of training images, and their contributions to the scores of other images.
 
 In-sample scores are optimistic: the model has seen these labels. The fit of a head in closed form
 also gives the score that each training image would have if it had not been used. These scores are
-stored in the folder of the run, so that a later `mldec evaluate` or `calibrate` can use them.
+stored in the folder of the run, so that a later `mldec evaluate` or `calibrate` can use them. The
+same file has the features of the training images, so that a prediction can be explained by the
+training images that contribute most to it. It is never published.
 """
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,7 +58,9 @@ def image_names(split: Split, config: Config) -> np.ndarray:
     return encode_paths([os.path.relpath(split.dataset.name(index), root) for index in indices])
 
 
-def write(folder: Path, head: nn.Module, names: np.ndarray, logits: np.ndarray) -> None:
+def write(
+    folder: Path, head: nn.Module, names: np.ndarray, logits: np.ndarray, fitted: np.ndarray
+) -> None:
     """Write leave-one-out logits [N, K] to the folder of a run.
 
     Args:
@@ -62,9 +68,80 @@ def write(folder: Path, head: nn.Module, names: np.ndarray, logits: np.ndarray) 
         head: The fitted head. A hash of its state is stored to recognize it later.
         names: Names of the images, see `image_names`.
         logits: Logits, which are NaN for unreadable images.
+        fitted: Indices of the images in the order of the fit.
     """
+    arrays: dict[str, Any] = {"names": names, "logits": logits, "head": network_hash(head)}
+    # A head from a plugin, or a fit to many images, has none.
+    if getattr(head, "examples", None) is not None:
+        arrays |= {"fitted": fitted, "examples": head.examples, "coefficients": head.coefficients}
     with replacing(folder / LEFT_OUT, of_run=True) as file:
-        np.savez(file, names=names, logits=logits, head=network_hash(head))
+        np.savez(file, **arrays)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingImages:
+    """The training images of a head that was fitted in closed form, see `read_training_images`."""
+
+    names: Sequence[str]  # paths of N images relative to data.root
+    examples: Tensor  # float16 [N, E], see `RidgeHead.contributions`
+    coefficients: Tensor  # float32 [N, K]
+
+    def speaking_for(
+        self,
+        head: Any,
+        tokens: Tensor,
+        classes: Sequence[int],
+        *,
+        count: int = 3,
+        without: str | None = None,
+    ) -> list[list[tuple[str, float]]]:
+        """Return the training images that raise the logits of an image most.
+
+        Args:
+            head: The head, a `RidgeHead`.
+            tokens: Output of the backbone for one image, [1, 1, D].
+            classes: Indices of classes.
+            count: Maximum number of training images per class.
+            without: Name of a training image to omit, such as the image itself.
+
+        Returns:
+            For each class, names and contributions to the logit, which are above 0, in descending
+            order.
+        """
+        coefficients = self.coefficients[:, list(classes)]
+        [shares] = head.contributions(tokens, self.examples, coefficients).cpu()
+        # Only images that resemble the image explain a prediction. A product of two negative
+        # factors is an unlike image without the class.
+        shares = torch.where(coefficients > 0, shares, 0)
+        if without in self.names:
+            shares[self.names.index(without)] = 0
+
+        found = []
+        for column in shares.T:
+            highest = column.topk(min(count, len(column)))
+            pairs = zip(highest.indices.tolist(), highest.values.tolist(), strict=True)
+            found.append([(self.names[row], value) for row, value in pairs if value > 0])
+        return found
+
+
+def read_training_images(loaded: Loaded) -> TrainingImages | None:
+    """Return the training images of a checkpoint in the folder of its run.
+
+    Returns None if the head was not fitted in closed form to at most 5,000 images, if the model has
+    several views, or if the file in the folder is missing, older or of another fit.
+    """
+    folder = folder_of_run(loaded.path)
+    if folder is None or not loaded.model.is_fitted or loaded.model.views is not None:
+        return None
+    path = folder / LEFT_OUT
+    if not path.is_file():
+        return None
+    with naming_errors(path, remedy=RESTORE), np.load(path, allow_pickle=False) as stored:
+        if "examples" not in stored or str(stored["head"]) != network_hash(loaded.model.head):
+            return None
+        names = list(map(os.fsdecode, stored["names"][stored["fitted"]].tolist()))
+        arrays = [torch.from_numpy(stored[name]) for name in ("examples", "coefficients")]
+    return TrainingImages(names, *arrays)
 
 
 def with_left_out(

@@ -3,14 +3,14 @@
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mldec.errors import DataError, brief
-from mldec.files.atomic import replacing
+from mldec.files.atomic import replacing, to_json, write_file
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,6 +36,17 @@ def network_hash(network: "nn.Module", *facts: object) -> str:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.cpu().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def describe_entry(folder: Path, content: str, data: str, files: Sequence[str]) -> None:
+    """Write what the files in a folder of the cache are, for `mldec cache`.
+
+    `content` names the kind of the files and the network, `data` the data set.
+    """
+    text = to_json({"content": content, "data": data, "files": files})
+    # Another run may describe other files in the same folder.
+    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    write_file(folder / f"{name}.json", text.encode())
 
 
 def write_cached(path: Path, key: str, arrays: Mapping[str, Any]) -> None:

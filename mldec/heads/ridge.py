@@ -109,6 +109,10 @@ class RidgeHead(nn.Module):
 
         # Results of `fit`, which are not stored in checkpoints.
         self.left_out = np.zeros((0, num_classes), np.float32)  # leave-one-out logits [N, K]
+        # Normalized features float16 [N, E] and coefficients [N, K] of the training images, for
+        # `contributions`. They are only set for at most `MAX_KERNEL` images.
+        self.examples: Tensor | None = None
+        self.coefficients: Tensor | None = None
         self.summary = ""  # the selected settings, for the log
         self.has_series = False  # whether neighboring images resemble each other
 
@@ -185,11 +189,46 @@ class RidgeHead(nn.Module):
             # The kernel subtracts nearly equal numbers, which half precision would round to 0.
             inputs = self.normalize(tokens.float().mean(1))
             if len(self.support):
-                support = self.support.float()
-                distances = inputs.square().sum(1, keepdim=True) + support.square().sum(1)
-                distances = distances - 2 * inputs @ support.T
-                inputs = torch.exp(-self.gamma.float() * distances.clamp_min(0))
+                inputs = self._similarity(inputs, self.support.float())
             return inputs @ self.weight.float().T + self.bias.float()
+
+    def _similarity(self, inputs: Tensor, examples: Tensor) -> Tensor:
+        """Return the kernel [B, N] between normalized features [B, E] and [N, E]."""
+        if not len(self.support):
+            return inputs @ examples.T
+        distances = inputs.square().sum(1, keepdim=True) + examples.square().sum(1)
+        distances = distances - 2 * inputs @ examples.T
+        return torch.exp(-self.gamma.float() * distances.clamp_min(0))
+
+    @torch.no_grad()
+    def contributions(self, tokens: Tensor, examples: Tensor, coefficients: Tensor) -> Tensor:
+        """Return the contribution of each training image to the logits of B images, [B, N, K].
+
+        The sum of the contributions over the training images, plus `bias`, gives the logits. A
+        contribution is the coefficient of the training image, multiplied by its similarity to the
+        image relative to the mean similarity. A coefficient is proportional to the residual of the
+        fit, so it is positive for images with the class and negative for others, with few
+        exceptions.
+
+        Args:
+            tokens: Blocks of features of the images, [B, 1, D], from the backbone.
+            examples: Normalized features of the training images, [N, E]; see `examples` of a head
+                after `fit`.
+            coefficients: Coefficients [N, K]; see `coefficients` of a head after `fit`. A part of
+                the columns gives the contributions to these classes.
+
+        Source: the representer theorem, Kimeldorf and Wahba 1971; Yeh et al. 2018, Representer
+        Point Selection for Explaining Deep Neural Networks.
+        """
+        tokens = as_tokens(tokens, self.in_features)
+        with without_autocast(tokens.device):
+            inputs = self.normalize(tokens.float().mean(1))
+            similarity = self._similarity(inputs, examples.to(inputs))
+            # The coefficients of a class sum to 0, so a constant does not change the logits.
+            # Without its subtraction, all similarities are positive, and the same few images with
+            # large coefficients contribute most to every prediction.
+            similarity = similarity - similarity.mean(1, keepdim=True)
+            return similarity[:, :, None] * coefficients.to(inputs)
 
     @torch.no_grad()
     def fit(
@@ -237,10 +276,16 @@ class RidgeHead(nn.Module):
             some = slice(MAX_CHOICE)
             inputs = self.normalize(precise(rows[some]))
             self.has_series = has_series(inputs, targets[some], known[some])
-        weight, bias, left_out = self._solve(rows, targets, known, members, is_kernel=is_kernel)
+        solution = self._solve(rows, targets, known, members, is_kernel=is_kernel)
+        weight, coefficients, bias, left_out = solution
 
         # The calibration is linear, so it becomes a part of the weights.
         slopes, offsets = calibrate(left_out.numpy(), labels, exclusive=exclusive)
+        self.examples = None
+        self.coefficients = None
+        if len(rows) <= MAX_KERNEL:
+            self.examples = self.normalize(precise(rows)).half()
+            self.coefficients = (coefficients * slopes).float()
         self.weight = (weight * slopes).T.float().contiguous()
         self.bias = (bias * slopes + offsets).float()
         self.left_out = (left_out * slopes + offsets).float().numpy()
@@ -251,7 +296,7 @@ class RidgeHead(nn.Module):
 
     def _solve(
         self, rows: Tensor, targets: Tensor, known: Tensor, members: Groups, *, is_kernel: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Solve the regression for the selected blocks, and set `support`, `gamma` and `summary`.
 
         Args:
@@ -262,8 +307,9 @@ class RidgeHead(nn.Module):
             is_kernel: Whether to use an RBF kernel.
 
         Returns:
-            The weights [E, K], or [N, K] with a kernel, the biases [K], and the leave-one-out
-            predictions [N, K].
+            The weights [E, K], or [N, K] with a kernel, the coefficients of the images [N, K]
+            (empty for a primal solution with more than `MAX_KERNEL` images), the biases [K], and
+            the leave-one-out predictions [N, K].
         """
         width = self.support.shape[1]
         is_complete = bool(known.all())
@@ -275,7 +321,7 @@ class RidgeHead(nn.Module):
         # The primal form has a matrix [E, E], the dual form a matrix [N, N]. Use the smaller one,
         # except for a kernel and for an exact fit with unknown labels, which need the dual form.
         means = scale = torch.zeros(())
-        kernel = inputs = torch.zeros(0)
+        kernel = inputs = coefficients = torch.zeros(0)
         is_dual = is_kernel or len(rows) <= width or (fits_masks and not is_complete)
         if is_dual:
             inputs = torch.cat([normalized(index) for index in torch.arange(len(rows)).split(ROWS)])
@@ -291,7 +337,7 @@ class RidgeHead(nn.Module):
 
         if not is_complete and fits_masks:
             self.summary += ", each class on its known labels"
-            weight, bias, left_out = masked(kernel, targets, known, alpha, members)
+            coefficients, bias, left_out = masked(kernel, targets, known, alpha, members)
         else:
             if not is_complete:
                 self.summary += ", unknown labels filled with left-out predictions"
@@ -301,18 +347,22 @@ class RidgeHead(nn.Module):
                     targets = torch.where(known, targets, left_out.clamp(0, 1))
                     _, left_out = next(solver.left_out(targets, [alpha]))
             [weight] = solver.weights(targets, [alpha])
-            # The coefficients of a dual solution are its residuals divided by alpha.
+            # The coefficients of the images are the in-sample residuals divided by alpha. For many
+            # images, a linear map does not need them.
+            if is_dual or len(rows) <= MAX_KERNEL:
+                fitted = solver.inputs(torch.arange(len(rows))).to(weight.dtype) @ weight
+                coefficients = (targets - targets.mean(0) - fitted) / alpha
             if is_dual:
-                fitted = solver.inputs(torch.arange(len(rows))) @ weight
-                weight = (targets - targets.mean(0) - fitted) / alpha
-                bias = targets.mean(0) - kernel.mean(0) @ weight
+                bias = targets.mean(0) - kernel.mean(0) @ coefficients
             else:
                 weight = weight / scale.sqrt()
                 bias = targets.mean(0) - means @ weight
         # With a linear kernel, the coefficients of the images become weights of the features.
-        if is_dual and not is_kernel:
-            weight = inputs.T.double() @ weight / scale
-        return weight, bias, left_out
+        if is_kernel:
+            return coefficients, coefficients, bias, left_out
+        if is_dual:
+            weight = inputs.T.double() @ coefficients / scale
+        return weight, coefficients / scale, bias, left_out
 
     def _choose(
         self,

@@ -89,15 +89,16 @@ class HeadFit:
         self.average: nn.Module | None = None
         self.lr = 0.0
 
-    def fit(self, split: Split) -> tuple[np.ndarray, list[str]]:
+    def fit(self, split: Split) -> tuple[np.ndarray, np.ndarray, list[str]]:
         """Fit the head to the training images.
 
         Args:
             split: Training split with cached features, see `frozen_features.with_tokens`.
 
         Returns:
-            The leave-one-out logits float32 [N, K], which are NaN for unreadable images, and a
-            message per unreadable image.
+            The leave-one-out logits float32 [N, K], which are NaN for unreadable images, the
+            indices of the readable images in the order of the fit, and a message per unreadable
+            image.
 
         Raises:
             DataError: If no image is readable.
@@ -137,7 +138,7 @@ class HeadFit:
 
         left_out = np.full((len(dataset), len(split.classes)), np.nan, np.float32)
         left_out[rows] = head.left_out
-        return left_out, bad
+        return left_out, np.array(rows), bad
 
     @staticmethod
     def labels(split: Split) -> np.ndarray:

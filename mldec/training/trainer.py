@@ -197,7 +197,7 @@ class Trainer:
         """
         assert isinstance(self.learner, HeadFit)
         split = self.data.train
-        left_out, bad = self.learner.fit(split)
+        left_out, fitted, bad = self.learner.fit(split)
         if bad and self.data.bad_images == "stop":
             raise DataError(bad[0])
         self.bad_images = len(bad)
@@ -213,7 +213,7 @@ class Trainer:
         self.calibration = calibrate(left_out, split, self.config)
 
         names = image_names(split, self.config)
-        write_left_out(self.files.last.parents[1], head, names, left_out)
+        write_left_out(self.files.last.parents[1], head, names, left_out, fitted)
         stored = with_left_out(self.data.val, self.config, names, left_out)
         if stored is not None:
             self.source = SOURCE

@@ -31,6 +31,13 @@ def parser() -> argparse.ArgumentParser:
         help="word vectors or text encoder for the classes that are typed into the page of a "
         "zero-shot model; default: the text encoder of the training; see DATASETS.md, Word vectors",
     )
+    add("--examples", metavar="FOLDER", help="offer up to six photos below this folder to try")
+    add(
+        "--training-photos",
+        metavar="FOLDER",
+        help="show the training photos that speak most for a class: data.root of a run with "
+        "head=ridge",
+    )
     add("--port", type=cli.whole, default=PORT, help=f"0 selects a free port; default: {PORT}")
     add(
         "--host",
@@ -56,13 +63,18 @@ def serve(args: argparse.Namespace) -> None:
 
     from mldec.runtime.signals import listening
     from mldec.tools.demo.app import Predictor, create_app
+    from mldec.tools.demo.photos import TrainingPhotos, read_examples
     from mldec.tools.predict.engine import EngineOptions, open_engine
 
     # Open the port before the model is loaded.
     with listener(args.host, args.port) as server:
         engine = open_engine(EngineOptions.of(vars(args)), typed_classes=True)
+        predictor = Predictor(engine, args.vectors)
+        if args.training_photos is not None:
+            predictor.training = TrainingPhotos(engine, args.training_photos)
+        examples = [] if args.examples is None else read_examples(args.examples)
         config = uvicorn.Config(
-            create_app(Predictor(engine, args.vectors), args.host),
+            create_app(predictor, args.host, examples),
             log_level="error",
             access_log=False,
             ws="none",

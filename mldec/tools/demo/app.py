@@ -25,6 +25,7 @@ from mldec.data.images import read_image
 from mldec.errors import ConfigError, DataError, UserError, visible
 from mldec.evaluation.class_list import class_names, read_classes
 from mldec.evaluation.open import DEFAULT_THRESHOLD
+from mldec.tools.demo.photos import Example, TrainingPhoto, TrainingPhotos
 from mldec.tools.pages import data_url, template
 from mldec.tools.predict.answers import TOP, chosen_rule
 from mldec.tools.predict.engine import Engine, TorchEngine
@@ -72,6 +73,10 @@ class PredictRequest(BaseModel):
         description=f"add `heat` to up to {HEAT_MAPS} present classes per photo, or to the best "
         f"listed class if none is present",
     )
+    training_photos: bool = Field(
+        default=False,
+        description="add the `training_photos` that speak most for a class to the same classes",
+    )
     pictures: bool = Field(default=False, description="add JPEG pictures as data URLs")
 
 
@@ -84,6 +89,7 @@ class Prediction(BaseModel):
     present: bool
     heat: list[list[float]] | None = None  # heat map of the part `seen`: rows of values >= 0
     heat_picture: str | None = None  # heat map over the photo, a data URL
+    training_photos: list[TrainingPhoto] | None = None  # largest contribution first
 
 
 class Result(BaseModel):
@@ -116,6 +122,7 @@ class ModelInfo(BaseModel):
     exclusive: bool  # whether the model is single-label
     thresholds: list[float] | None  # one per class
     heat_maps: bool
+    training_photos: bool  # whether the server can show them
     calibrated: bool | None  # None: unknown
     zero_shot: bool
     typed_classes: bool  # whether the server can score typed classes
@@ -124,6 +131,8 @@ class ModelInfo(BaseModel):
 
 class Predictor:
     """Predictions and heat maps for photos. `vectors` are for typed classes, see `read_classes`."""
+
+    training: TrainingPhotos | None = None  # to explain predictions
 
     def __init__(self, engine: Engine, vectors: str | None = None) -> None:
         self.engine = engine
@@ -147,6 +156,7 @@ class Predictor:
             exclusive=engine.classes.exclusive,
             thresholds=None if engine.thresholds is None else list(engine.thresholds),
             heat_maps=isinstance(engine, TorchEngine),
+            training_photos=self.training is not None,
             calibrated=calibrated,
             zero_shot=engine.zero_shot,
             typed_classes=engine.zero_shot and has_vectors,
@@ -161,6 +171,8 @@ class Predictor:
             raise ConfigError("classes: this model has no classes; type some")
         if options.heat_maps and not isinstance(engine, TorchEngine):
             raise ConfigError("heat_maps: an exported file has none; serve its checkpoint")
+        if options.training_photos and self.training is None:
+            raise ConfigError("training_photos: start the server with --training-photos FOLDER")
 
         results = []
         for file_name, content in photos:
@@ -197,11 +209,15 @@ class Predictor:
         if options.pictures:
             result.picture = data_url(picture, quality=QUALITY)
 
+        explained = [item for item in predictions if item.present][:HEAT_MAPS] or predictions[:1]
+        indices = [engine.classes.names.index(item.name) for item in explained]
+        if options.training_photos and self.training and isinstance(engine, TorchEngine):
+            head = engine.loaded.model.head
+            found = self.training.images.speaking_for(head, engine.tokens(pixels), indices)
+            for item, photos in zip(explained, found, strict=True):
+                item.training_photos = [self.training.show(*photo) for photo in photos]
+
         if options.heat_maps and isinstance(engine, TorchEngine):
-            explained = [item for item in predictions if item.present][:HEAT_MAPS]
-            if not explained:
-                explained = predictions[:1]
-            indices = [engine.classes.names.index(item.name) for item in explained]
             [maps] = engine.heat_maps(pixels, [indices])
 
             picture.thumbnail((HEAT_PICTURE, HEAT_PICTURE))
@@ -227,7 +243,9 @@ class Predictor:
         return self.engine.for_classes(named)
 
 
-def create_app(predictor: Predictor, host: str = "localhost") -> FastAPI:
+def create_app(
+    predictor: Predictor, host: str = "localhost", examples: Sequence[Example] = ()
+) -> FastAPI:
     """Return the web application; `host` is an additional host name of this machine."""
     # The parser writes larger uploads to the disk.
     MultiPartParser.spool_max_size = MAX_UPLOAD
@@ -263,12 +281,20 @@ def create_app(predictor: Predictor, host: str = "localhost") -> FastAPI:
     @app.get("/", include_in_schema=False)
     def page() -> HTMLResponse:
         nonce = secrets.token_urlsafe(16)
-        html = html_page.render(model=predictor.info, default=DEFAULT_THRESHOLD, nonce=nonce)
+        options = {"model": predictor.info, "default": DEFAULT_THRESHOLD, "examples": examples}
+        html = html_page.render(options, nonce=nonce)
         headers = {
             "content-security-policy": POLICY.format(nonce=nonce),
             "referrer-policy": "no-referrer",
         }
         return HTMLResponse(html, headers=headers)
+
+    @app.get("/api/examples/{number}", include_in_schema=False)
+    def example(number: int) -> Response:
+        # The content is in memory: a request opens no file.
+        if not 0 <= number < len(examples):
+            raise HTTPException(404, f"{number}: there are {len(examples)} examples")
+        return Response(examples[number].content, media_type="application/octet-stream")
 
     @app.get("/api/model")
     def model() -> ModelInfo:

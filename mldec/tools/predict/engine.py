@@ -220,6 +220,12 @@ class TorchEngine:
             pooled = None if tokens is None else model.mean_token(tokens[:count])
         return Answers(scores, pooled)
 
+    @torch.no_grad()
+    def tokens(self, images: Tensor) -> Tensor:
+        """Return the output of the backbone for transformed images, uint8 [B, 3, S, S]."""
+        with autocast(self.device, self._precision):
+            return self._network.backbone(images.to(self.device))
+
     def for_classes(self, classes: Classes) -> "TorchEngine":
         """Return an engine of the same zero-shot model for other classes."""
         check_queries(self.loaded.classes, classes, "the checkpoint")

@@ -22,8 +22,10 @@ from mldec.tools.predict.heat_maps import Explainer
 PREDICT = "/api/predict"
 
 
-def client_of(engine, vectors=None, **settings):
-    application = create_app(Predictor(engine, vectors), **settings)
+def client_of(engine, vectors=None, training=None, **settings):
+    predictor = Predictor(engine, vectors)
+    predictor.training = training
+    application = create_app(predictor, **settings)
     return TestClient(application, base_url="http://127.0.0.1:7860")
 
 

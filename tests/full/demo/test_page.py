@@ -1,5 +1,6 @@
 """A server process, and its page in a browser."""
 
+import csv
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import httpx
 import networks
 import pytest
 from browser import opened
+from photos import write_photos
 from pictures import png
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -160,4 +162,107 @@ def test_page_shows_the_predictions_of_the_model(calibrated, tmp_path, width):
 
         driver.find_element(By.ID, "clear").click()
         waited(driver, f"{count('.card')} === 0")
+        check_quiet(driver, url)
+
+
+def emulate(driver, scheme):
+    """Emulate a phone of 390 x 844 pixels, with a light or dark color scheme."""
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+LUMINANCE = """
+const style = getComputedStyle(document.querySelector(arguments[0]));
+const [red, green, blue] = style[arguments[1]].match(/[0-9.]+/g).map(Number);
+return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_answer_for_an_example_is_visible_on_a_phone(calibrated, tmp_path, scheme):
+    (tmp_path / "try").mkdir()
+    for seed in range(7):
+        (tmp_path / "try" / f"{seed}.png").write_bytes(png(seed, 400, 300))
+    words = (calibrated, "--examples", tmp_path / "try")
+    with served(tmp_path / "x", *words) as url, opened(url, width=390) as driver:
+        emulate(driver, scheme)
+        buttons = driver.find_elements(By.CSS_SELECTOR, "#examples button")
+        names = [button.get_attribute("title") for button in buttons]
+        assert names == ["0.png", "2.png", "4.png", "6.png"]
+        buttons[2].click()
+        waited(driver, f"{count('.bar .score')} === 3")
+        content = (tmp_path / "try" / "4.png").read_bytes()
+        files = [("photos", ("4.png", content))]
+        [row] = httpx.post(f"{url}/api/predict", files=files, data={"top": 3}).json()
+        shown = [(item["name"], f"{item['score']:.3f}") for item in row["predictions"]]
+        assert [each[:2] for each in bars(driver)] == shown
+
+        last = "[...document.querySelectorAll('.bar')].at(-1).getBoundingClientRect().bottom"
+        assert driver.execute_script(f"return {last}") < 844
+        assert driver.execute_script("return [scrollY, document.body.scrollWidth]") == [0, 390]
+        # The answer is also visible if the visitor has scrolled to the settings.
+        driver.execute_script("scrollTo(0, 500)")
+        assert driver.execute_script("return scrollY") > 0
+        driver.execute_script("document.querySelector('#examples button').click()")
+        waited(driver, f"{count('.bar .score')} === 6 && scrollY === 0")
+
+        for selector in ("body", ".card", ".panel"):
+            paper = driver.execute_script(LUMINANCE, selector, "backgroundColor")
+            ink = driver.execute_script(LUMINANCE, selector, "color")
+            assert (paper > 200 > 60 > ink) if scheme == "light" else (paper < 60 < 200 < ink)
+        check_quiet(driver, url)
+
+
+def test_results_are_downloaded_as_csv(calibrated, tmp_path):
+    (tmp_path / "a, b.png").write_bytes(png(1, 400, 300))
+    (tmp_path / "text.jpg").write_text("text")
+    with served(tmp_path / "x", calibrated) as url, opened(url, width=1400) as driver:
+        behavior = {"behavior": "allow", "downloadPath": str(tmp_path / "down")}
+        driver.execute_cdp_cmd("Browser.setDownloadBehavior", behavior)
+        [entry] = driver.find_elements(By.ID, "photos")
+        entry.send_keys("\n".join(str(tmp_path / name) for name in ("a, b.png", "text.jpg")))
+        waited(driver, f"{count('.fault')} === 1 && {count('.bar .score')} === 3")
+        driver.find_element(By.ID, "threshold").send_keys(Keys.HOME)
+        expected = bars(driver)
+        driver.find_element(By.ID, "csv").click()
+        path = tmp_path / "down" / "predictions.csv"
+        wait_until(path.exists)
+
+        with path.open(newline="", encoding="utf-8") as file:
+            photo, invalid = csv.DictReader(file)
+        assert (photo["image"], photo["error"]) == ("a, b.png", "")
+        assert photo["classes"].split(";") == [name for name, _, _ in expected]
+        scores = [f"{float(score):.3f}" for score in photo["scores"].split(";")]
+        assert scores == [score for _, score, _ in expected]
+        assert (invalid["image"], invalid["classes"]) == ("text.jpg", "")
+        assert invalid["error"]
+        check_quiet(driver, url)
+
+
+def test_training_photos_are_shown_for_present_classes(cli, here):
+    write_photos(here / "own")
+    words = ["+experiment=finetune_frozen", "backbone=tiny", "data.root=own", "name=mine"]
+    words += ["data.cache_dir=cache", "data.image_size=32", "train.workers=0", "device=cpu"]
+    cli.out("train", *words)
+    photo = here / "own" / "3.png"
+    command = (here / "outputs" / "mine", "--training-photos", here / "own")
+    with served(here / "x", *command) as url, opened(url, width=390) as driver:
+        files = [("photos", ("3.png", photo.read_bytes()))]
+        data = {"training_photos": True, "top": 3, "threshold": 0}
+        [row] = httpx.post(f"{url}/api/predict", files=files, data=data).json()
+        expected = []
+        for item in row["predictions"]:
+            for other in item["training_photos"]:
+                expected.append(f"+{other['contribution']:.2f} {other['image']}")
+
+        driver.find_element(By.ID, "photos").send_keys(str(photo))
+        driver.find_element(By.ID, "threshold").send_keys(Keys.HOME)
+        captions = "[...document.querySelectorAll('.evidence figcaption')].map(e => e.textContent)"
+        waited(driver, f"{captions}.length === {len(expected)}")
+        assert driver.execute_script(f"return {captions}") == expected
+        waited(driver, "[...document.images].every(image => image.naturalWidth > 10)")
+        driver.find_element(By.ID, "training").click()
+        waited(driver, f"{count('.evidence')} === 0")
         check_quiet(driver, url)

@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pictures import picture
 from PIL import Image
 
 import mldec
 from mldec.checkpoint import load_model
 from mldec.evaluation import frozen_features
+from mldec.evaluation.left_out import read_training_images
 from mldec.files.torch_files import read_torch
 from mldec.heads import RidgeHead
+from mldec.tools.cache import sizes_of
 
 WORDS = ["+experiment=finetune_frozen", "backbone=tiny", "data.root=own"]
 WORDS += ["data.cache_dir=cache", "data.image_size=32", "train.workers=0", "device=cpu"]
@@ -202,3 +205,87 @@ def test_photos_of_two_folders_may_have_the_same_names(cli, photos):
     assert len(tokens) == 24, out
     cli.out("evaluate", "outputs/two")
     assert "leave-one-out" not in cli.out("evaluate", "outputs/two")
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_training_photos_speak_for_the_photos_that_resemble_them(cli, photos, kernel):
+    # The fit has the photos in the order of their names and without the unreadable one.
+    header, *rows = (photos / "data.csv").read_text().split()
+    (photos / "data.csv").write_text("\n".join([header, *reversed(rows)]))
+    (photos / "07.png").write_text("text")
+    cli.out("train", *WORDS, "name=mine", f"head.kernel={kernel}", "data.bad_images=skip")
+    loaded = load_model("outputs/mine")
+    training = read_training_images(loaded)
+    assert len(training.names) == 35
+    assert "07.png" not in training.names
+
+    for name, color in (("03.png", "red"), ("04.png", "green"), ("05.png", "dark")):
+        image = loaded.transform(Image.open(photos / name))[None]
+        tokens = loaded.model.backbone(image)
+        index = loaded.classes.names.index(color)
+        [every] = training.speaking_for(loaded.model.head, tokens, [index], count=36)
+        values = [value for _, value in every]
+        assert values == sorted(values, reverse=True)
+        assert values[-1] > 0
+        # Every third photo has this color.
+        assert {int(other[:2]) % 3 for other, _ in every} == {int(name[:2]) % 3}
+        own = every[0][0]
+        [three] = training.speaking_for(loaded.model.head, tokens, [index], without=own)
+        assert three == every[1:4]
+
+    # The training images of another fit are not used.
+    cli.out("train", *WORDS, "name=other", "data.bad_images=skip", "data.val_fraction=0.5")
+    other = Path("outputs/other/leave_one_out.npz")
+    assert read_training_images(load_model("outputs/other")) is not None
+    other.write_bytes(Path("outputs/mine/leave_one_out.npz").read_bytes())
+    assert read_training_images(load_model("outputs/other")) is None
+
+
+def write_more(folder, count):
+    """Write photos and a table, as a user who adds photos and a class does."""
+    folder.mkdir(exist_ok=True)
+    lines = ["path,labels"]
+    for number in range(count):
+        picture(seed=number).save(folder / f"{number}.png")
+        lines.append(f"{number}.png,{'cat' if number % 2 else 'dog'}{';new' if number > 8 else ''}")
+    (folder / "data.csv").write_text("\n".join(lines))
+
+
+def test_more_photos_and_classes_reuse_the_features(cli, here):
+    def cached():
+        return {path: path.stat().st_mtime_ns for path in Path("cache").glob("tokens-*/*.npy")}
+
+    overrides = [word for word in WORDS[1:] if word != "data.root=own"]
+    for count in (8, 12, 14):
+        write_more(Path("own"), count)
+        before = cached()
+        # The second training is in Python, and the third one in the same process.
+        if count == 8:
+            cli.out("train", *WORDS)
+        else:
+            run = mldec.fit("finetune_frozen", "own", overwrite=True, overrides=overrides)
+            assert "new" in run.load().classes
+        after = cached()
+        assert len(after) == count
+        assert before.items() <= after.items()
+
+
+def test_size_of_the_features_is_listed_by_data_set_and_network(cli, here):
+    for name, count, size in (("one", 4, 32), ("two", 6, 32), ("one", 4, 64)):
+        write_more(Path(name), count)
+        words = [word for word in WORDS if not word.startswith(("data.root", "data.image"))]
+        words += [f"data.root={name}", f"data.image_size={size}", f"name={name}{size}"]
+        cli.out("train", *words, "train.precision=fp32")
+    # The first four photos of both folders are equal, so they are stored once.
+    sizes = {}
+    for folder in Path("cache").glob("tokens-*"):
+        sizes |= sizes_of(folder)
+    network = "features of resnet10t"
+    assert set(sizes) == {
+        f"{network}, 32 pixels, fp32  {here / 'one'}",
+        f"{network}, 32 pixels, fp32  {here / 'two'}",
+        f"{network}, 64 pixels, fp32  {here / 'one'}",
+    }
+    files = Path("cache").glob("tokens-*/*")
+    assert sum(sizes.values()) == sum(path.stat().st_size for path in files)
+    assert str(here / "two") in cli.out("cache", "--cache-dir=cache")

@@ -280,3 +280,24 @@ def test_tensors_that_do_not_fit_each_other_are_named(name, change):
     tensors[name] = change(tensors[name])
     with pytest.raises(ValueError, match=name):
         RidgeHead(WIDTH, 3).allocate(tensors)
+
+
+@pytest.mark.parametrize("unknown", [0.0, 0.3])
+@pytest.mark.parametrize(("kernel", "images"), [("linear", 40), ("linear", 70), ("rbf", 40)])
+def test_contributions_of_training_images_add_up_to_the_logits(kernel, images, unknown):
+    features, labels = features_and_labels(images)
+    labels[np.random.default_rng(1).random(labels.shape) < unknown] = -1
+    head = RidgeHead(WIDTH, 3, kernel=kernel, blocks=BLOCKS).fit(features, labels)
+    tokens = features_and_labels(5, seed=1)[0].float()[:, None]
+    shares = head.contributions(tokens, head.examples, head.coefficients)
+    assert shares.shape == (5, images, 3)
+    torch.testing.assert_close(shares.sum(1) + head.bias, head(tokens), rtol=1e-2, atol=1e-2)
+    # An image without a label of a class contributes nothing to this class.
+    assert not head.coefficients.numpy()[labels < 0].any()
+
+
+def test_large_fits_keep_no_training_images(monkeypatch):
+    features, labels = features_and_labels(images=70)
+    monkeypatch.setattr(ridge, "MAX_KERNEL", 60)
+    head = RidgeHead(WIDTH, 3, blocks=BLOCKS).fit(features, labels)
+    assert (head.examples, head.coefficients) == (None, None)
