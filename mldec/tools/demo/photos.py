@@ -4,6 +4,7 @@ They are chosen when the server starts. A request cannot name a path.
 """
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from pydantic import BaseModel
 
 from mldec.data.images import READ, read_image
 from mldec.data.photos import SkippedFiles, files_below
-from mldec.errors import ConfigError
+from mldec.errors import ConfigError, DataError
 from mldec.evaluation.left_out import read_training_images
 from mldec.files.text import read_bytes
 from mldec.tools.pages import data_url
@@ -52,7 +53,7 @@ class TrainingPhoto(BaseModel):
 
     image: str  # path relative to data.root of the training
     contribution: float  # to the logit
-    picture: str | None = None  # a data URL; None without the file
+    picture: str | None = None  # a data URL
 
 
 class TrainingPhotos:
@@ -81,7 +82,10 @@ class TrainingPhotos:
             )
 
     def show(self, name: str, contribution: float) -> TrainingPhoto:
-        """Return a training photo with its thumbnail."""
-        path = self._paths.get(name)
-        picture = None if path is None else thumbnail(path)
-        return TrainingPhoto(image=name, contribution=contribution, picture=picture)
+        """Return a training photo with its thumbnail, if its file still exists."""
+        photo = TrainingPhoto(image=name, contribution=contribution)
+        if name in self._paths:
+            # The error would name a folder of the server.
+            with suppress(DataError):
+                photo.picture = thumbnail(self._paths[name])
+        return photo

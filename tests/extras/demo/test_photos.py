@@ -100,6 +100,18 @@ def test_only_training_photos_below_the_folder_are_opened(ridge, tmp_path, monke
     assert opened == [tmp_path / "own/a/0.png", tmp_path / "own/a/1.png"]
 
 
+def test_deleted_training_photo_has_no_picture(ridge, tmp_path):
+    training = TrainingPhotos(ridge, str(tmp_path / "own"))
+    (tmp_path / "own" / "a" / "0.png").unlink()
+    (tmp_path / "own" / "a" / "1.png").write_text("text")
+    for name in NAMES[:2]:
+        assert training.show(name, 1.0).model_dump() == {
+            "image": name,
+            "contribution": 1.0,
+            "picture": None,
+        }
+
+
 def test_reasons_without_training_photos_are_named(ridge, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=f"--training-photos {tmp_path / 'empty'}"):
