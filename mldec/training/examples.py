@@ -1,6 +1,7 @@
 """Pictures of an evaluation: example images with predictions, and precision-recall curves."""
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +36,8 @@ class Curve(NamedTuple):
     scores: np.ndarray  # float32 [n] in [0, 1]
 
 
-class Example(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Example:
     """Labels and logits of a validation image."""
 
     index: int  # in the dataset

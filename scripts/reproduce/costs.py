@@ -18,8 +18,9 @@ from mldec.model import multiply_accumulates
 SUSTAINED = 5e13  # assumed floating-point operations per second of a GPU in training
 H100 = 2e14  # a fifth of its 989.5e12 for dense bf16 products
 H100_FP32 = 1e14  # a fifth of its 494.7e12 for TF32 products
-# Batch norms and activations of convolutional networks are limited by the memory.
-H100_CONVOLUTIONS = 6e13
+# Batch norms and activations of convolutional networks are limited by the memory. With this number,
+# `coco_tresnet_l` takes the 2.3 to 3 hours of the roofline estimate in docs/gpus.md.
+H100_CONVOLUTIONS = 7.5e13
 CONVOLUTIONAL = ("tresnet", "resnet")  # prefixes of the names of convolutional networks
 # GMAC of a micro-batch that fits a GPU with `MEMORY` bytes: the official batch of 56 images of
 # TResNet-L at 448 pixels. The GMAC are assumed to be proportional to the memory.
