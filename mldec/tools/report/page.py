@@ -9,7 +9,9 @@ import math
 import os
 from collections.abc import Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import plotly.graph_objects as go
@@ -22,7 +24,7 @@ from mldec.errors import visible
 from mldec.evaluation.output import is_count, meaning
 from mldec.tools.pages import NAME_LENGTH, data_url, shorten, template
 from mldec.tools.report.content import ReportContent
-from mldec.tools.report.examples import Example
+from mldec.tools.report.examples import MAX_DECISIONS, Example, Photo
 from mldec.tools.report.statistics import ClassPairs, Histograms, Interval
 from mldec.tools.report.training import Curve
 
@@ -30,6 +32,7 @@ HEAT_OPACITY = 0.8  # at the maximum of a heat map
 MAX_DIFFERENCES = 40  # classes in the chart of differences
 SCORE_BARS = 50  # bars in the chart of scores
 MAX_NUMBERED = 12  # classes of a matrix chart with a number in each cell
+MAX_TILES = 6  # metrics of the summary
 
 # The colors of Okabe and Ito (2008) can be distinguished by people with color blindness.
 BLUE = "#0072B2"
@@ -46,8 +49,8 @@ LAYOUT = {
 }
 
 
-def render_page(content: ReportContent) -> str:
-    """Return the page as HTML; write it as UTF-8."""
+def render_page(content: ReportContent, folder: Path) -> str:
+    """Return the page as HTML, with links to the images from its folder; write it as UTF-8."""
     names = [visible(name) for name in content.table.names]
     figures = charts(content, names)
     examples: dict[int, dict[str, list[Example]]] = {}
@@ -56,18 +59,37 @@ def render_page(content: ReportContent) -> str:
         kinds[example.kind].append(example)
 
     root = f"{content.root}{os.sep}" if content.root else ""
+
+    def inside(path: str) -> str:
+        return path.removeprefix(root)
+
     page = template(
         "mldec.tools.report",
         "page.html.j2",
         number=format_metric,
         meaning=meaning,
+        is_count=is_count,
         png=heat_image,
-        inside=lambda path: path.removeprefix(root),
+        inside=inside,
     )
     policies = page.environment.policies
     policies["json.dumps_function"] = PlotlyJSONEncoder(separators=(",", ":")).encode
     policies["json.dumps_kwargs"] = {}  # the default sorts keys
-    folder = resources.files("mldec.tools.report")
+    data = script_data(content, names, figures)
+    data["photos"] = {
+        row: {
+            "name": visible(inside(photo.name)),
+            "link": link(photo, folder),
+            "decisions": photo.decisions,
+            "thumbnail": photo.thumbnail,
+            "picture": photo.picture,
+        }
+        for row, photo in content.photos.items()
+    }
+    # Metrics with intervals are the main ones. Third-party evaluators may have none.
+    metrics = content.metrics.items()
+    tested = [(name, interval) for name, interval in metrics if math.isfinite(interval.low)]
+    files = resources.files("mldec.tools.report")
     return page.render(
         report=content,
         names=names,
@@ -76,10 +98,12 @@ def render_page(content: ReportContent) -> str:
         figures=figures,
         has_heat_maps=any(example.heat is not None for example in content.examples),
         max_differences=MAX_DIFFERENCES,
-        data=script_data(content, names, figures),
-        style=Markup((folder / "page.css").read_text(encoding="utf-8")),
+        tiles=(tested or list(content.metrics.items()))[:MAX_TILES],
+        max_decisions=MAX_DECISIONS,
+        data=data,
+        style=Markup((files / "page.css").read_text(encoding="utf-8")),
         plotly=Markup(get_plotlyjs()),
-        script=Markup((folder / "page.js").read_text(encoding="utf-8")),
+        script=Markup((files / "page.js").read_text(encoding="utf-8")),
     )
 
 
@@ -99,8 +123,19 @@ def script_data(
         "negatives": histograms.negatives,
         "figures": figures,
         "layout": new_chart([], 400).layout,
-        "thumbnails": {row: image.url for row, image in content.thumbnails.items()},
+        "gallery": content.gallery,
     }
+
+
+def link(photo: Photo, folder: Path) -> str | None:
+    """Return the address of an image file relative to a folder, or None if it is not a file."""
+    if photo.path is None:
+        return None
+    try:
+        path = os.path.relpath(photo.path, folder)
+    except ValueError:  # on another drive of Windows
+        return photo.path.absolute().as_uri()
+    return quote(path.replace(os.sep, "/"), errors="surrogateescape")
 
 
 def format_metric(value: float, name: str, sign: str = "") -> str:
@@ -116,7 +151,7 @@ def heat_image(heat: np.ndarray) -> str:
     pixels = np.empty((*heat.shape, 4), np.uint8)
     pixels[..., :3] = ORANGE
     pixels[..., 3] = HEAT_OPACITY * heat
-    return data_url(Image.fromarray(pixels, "RGBA"), "PNG", optimize=True)
+    return data_url(Image.fromarray(pixels, "RGBA"), "PNG")
 
 
 def table_columns(content: ReportContent) -> list[dict[str, Any]]:
@@ -147,9 +182,9 @@ def charts(content: ReportContent, names: list[str]) -> dict[str, go.Figure]:
         kind = losses if "loss" in name else metrics
         kind[name] = curve
     if losses:
-        figures["loss-chart"] = curve_chart(losses, "loss")
+        figures["loss-chart"] = curve_chart(losses, "loss", content.best_epoch)
     if metrics:
-        figures["metric-chart"] = curve_chart(metrics, "percent")
+        figures["metric-chart"] = curve_chart(metrics, "percent", content.best_epoch)
 
     if content.comparison:
         values = content.comparison.per_class[0]
@@ -205,15 +240,23 @@ def interval_chart(entries: Mapping[str, Interval], unit: str) -> go.Figure:
     return new_chart([markers], 24 * len(names) + 90, xaxis=xaxis, yaxis=yaxis)
 
 
-def curve_chart(curves: dict[str, Curve], unit: str) -> go.Figure:
-    """Draw at most two learning curves."""
+def curve_chart(curves: dict[str, Curve], unit: str, best_epoch: int | None) -> go.Figure:
+    """Draw at most two learning curves, and mark the best epoch."""
     traces = []
     for (name, curve), color in zip(curves.items(), (BLUE, VERMILLION), strict=False):
-        steps, values = zip(*curve, strict=True)
+        epochs, values = zip(*curve, strict=True)
         style = {"mode": "lines+markers", "line": {"color": color}}
-        traces.append(go.Scatter(x=steps, y=values, name=html.escape(name), **style))
+        traces.append(go.Scatter(x=epochs, y=values, name=html.escape(name), **style))
     yaxis = {"title": unit, "showgrid": True}
-    return new_chart(traces, 340, showlegend=True, xaxis={"title": "step"}, yaxis=yaxis)
+    figure = new_chart(traces, 340, showlegend=True, xaxis={"title": "epoch"}, yaxis=yaxis)
+    if best_epoch is not None:
+        # The mark is above the plot, where it cannot hide a curve.
+        text = f"best: epoch {best_epoch}"
+        mark = {"text": text, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}
+        line = {"color": GREY, "dash": "dot", "width": 1.5}
+        figure.add_vline(best_epoch, line=line)
+        figure.add_annotation(x=best_epoch, **mark)
+    return figure
 
 
 def pair_chart(pairs: ClassPairs, names: list[str], exclusive: bool) -> go.Figure:

@@ -9,17 +9,24 @@ from mldec.errors import CheckpointError
 from mldec.files.run_folder import LOG_FILE, RUN_FILE, read_facts, read_log
 from mldec.training.log import clock, read_progress
 
-# Pairs of a step and a value.
-Curve = list[tuple[int, float]]
+# Pairs of the number of epochs and a value.
+Curve = list[tuple[float, float]]
 
 
-def read_training(folder: Path | None) -> tuple[dict[str, str], dict[str, Curve], list[str]]:
-    """Return the training cost by heading, the learning curves, and notes on missing files."""
+def read_training(
+    folder: Path | None,
+) -> tuple[dict[str, str], dict[str, Curve], int | None, list[str]]:
+    """Return the cost by heading, the learning curves, the best epoch, and notes on missing files.
+
+    The best epoch is None if it is unknown.
+    """
     if folder is None:
-        return {}, {}, [f"Training cost and curves are unknown: found no {LOG_FILE} or {RUN_FILE}."]
+        note = f"Training cost and curves are unknown: found no {LOG_FILE} or {RUN_FILE}."
+        return {}, {}, None, [note]
 
     cost: dict[str, str] = {}
     curves: dict[str, Curve] = {}
+    best_epoch = None
     notes = []
     for name in (RUN_FILE, LOG_FILE):
         if not (folder / name).is_file():
@@ -37,14 +44,16 @@ def read_training(folder: Path | None) -> tuple[dict[str, str], dict[str, Curve]
             cost["Trained by"] = f"{facts.command} ({versions}; commit {commit})"
         curves = learning_curves(read_log(folder / LOG_FILE))
         if curves:
-            cost["Training time"] = clock(read_progress(folder / LOG_FILE).seconds)
+            progress = read_progress(folder / LOG_FILE)
+            cost["Training time"] = clock(progress.seconds)
+            best_epoch = progress.best.epoch if progress.best else None
     except CheckpointError as error:
         notes.append(f"Training cost and curves are incomplete: {error}.")
-    return cost, curves, notes
+    return cost, curves, best_epoch, notes
 
 
 def learning_curves(lines: list[dict[str, Any]]) -> dict[str, Curve]:
-    """Return the losses and the main metric over the steps, from the lines of metrics.jsonl."""
+    """Return the losses and the main metric over the epochs, from the lines of metrics.jsonl."""
     main = "val/loss"
     for key in chain.from_iterable(lines):
         if key.startswith("val/"):
@@ -52,9 +61,15 @@ def learning_curves(lines: list[dict[str, Any]]) -> dict[str, Curve]:
             break
     names = {"train/loss", "val/loss", main, main.replace("val/", "val_raw/")}
 
+    # Evaluations are at the end of an epoch. The lines of training name the epochs before theirs.
+    steps = 1.0
+    for line in lines:
+        if any(key.startswith("val/") for key in line):
+            steps = line["step"] / line["epoch"]
+
     curves: dict[str, Curve] = defaultdict(list)
     for line in lines:
         for name in names & line.keys():
             if line[name] is not None:
-                curves[name].append((line["step"], line[name]))
+                curves[name].append((line["step"] / steps, line[name]))
     return dict(sorted(curves.items()))
