@@ -161,13 +161,10 @@ def same_images(first: Split, second: Split) -> bool:
     return np.array_equal(*[each.storage.keys for each in images])  # type: ignore[attr-defined]
 
 
-def picture(dataset: ImageDataset, index: int, *, draft: int | None = None) -> Image.Image:
-    """Return the stored image in RGB, or the model input if the image is generated.
-
-    `draft` is that of `read_image`.
-    """
+def picture(dataset: ImageDataset, index: int) -> Image.Image:
+    """Return the stored image in RGB, or the model input if the image is generated."""
     if isinstance(dataset, StoredImages):
-        return read_image(dataset.name(index), dataset.storage.content(index), draft=draft)
+        return read_image(dataset.name(index), dataset.storage.content(index))
     image, _ = fixed_sample(dataset, index)
     return Image.fromarray(image.permute(1, 2, 0).numpy())
 

@@ -30,6 +30,7 @@ from mldec.tools.report.examples import (
     Photo,
     add_heat_maps,
     find_confusions,
+    list_decisions,
     make_photos,
     select_examples,
 )
@@ -48,7 +49,6 @@ class ReportContent:
     settings: str  # the config as YAML
     images: int  # number of scored images
     curves: dict[str, Curve]  # learning curves; empty if unknown
-    best_epoch: int | None  # epoch of the best evaluation; None if unknown
     metrics: dict[str, statistics.Interval]  # percentages, and numbers of classes
     table: statistics.ClassTable
     histograms: statistics.Histograms
@@ -136,23 +136,22 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
         other_results = analyze(other, other_scores, weights)
         comparison = compare(other.path, predictions, resampled, *other_results)
 
-    confusions = find_confusions(predictions, counts)
+    decisions = [list_decisions(predictions, row) for row in range(images)]
+    confusions = find_confusions(decisions)
     examples = select_examples(predictions, resampled.class_ap)
     enlarged = {example.row for example in examples}
     for confusion in confusions:
         enlarged.update(confusion.rows)
     if comparison is not None:
         enlarged.update(change.row for change in comparison.changed)
-    dataset = setup.data.val.dataset
-    photos, gallery = make_photos(dataset, scores.indices, predictions, enlarged)
-    log.info(f"{setup.path}: {len(examples):,} heat maps")
+    photos, gallery = make_photos(setup.data.val.dataset, scores.indices, decisions, enlarged)
     examples, heat_note = add_heat_maps(examples, setup, scores.indices)
 
     constant_note = same_scores(constant, setup.loaded.weights, setup.loaded.config.loss)
     title = setup.loaded.config.name if setup.loaded.of_run else Path(setup.path).name
     if other is not None:
         title += f" compared with {other.path}"
-    cost, curves, best_epoch, training_notes = read_training(folder_of_run(setup.loaded.path))
+    cost, curves, training_notes = read_training(folder_of_run(setup.loaded.path))
     root = setup.config.data.get("root")
     return ReportContent(
         title=f"{title}: {len(classes):,} classes, {images:,} images",
@@ -160,7 +159,6 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
         settings=to_yaml(setup.config),
         images=images,
         curves=curves,
-        best_epoch=best_epoch,
         metrics=resampled.with_intervals(),
         table=table,
         histograms=histograms,

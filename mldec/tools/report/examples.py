@@ -1,19 +1,21 @@
 """The photos of a report: examples, confusions, thumbnails and heat maps."""
 
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import chain, groupby, product
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
+from mldec.data.images import read_image
 from mldec.data.transforms import EvalTransform
-from mldec.data.types import ImageDataset, ImageFiles, StoredImages, fixed_sample, picture
+from mldec.data.types import ImageDataset, ImageFiles, StoredImages, fixed_sample
 from mldec.errors import ConfigError
 from mldec.evaluation.open import EvaluationSetup
-from mldec.evaluators.multi_label import Counts
 from mldec.runtime.console import progress_bar
 from mldec.tools.pages import data_url
 from mldec.tools.predict.heat_maps import Explainer
@@ -22,20 +24,19 @@ from mldec.tools.report.statistics import SEED, Predictions
 IMAGES_PER_KIND = 6  # images of each class and kind, and of each confusion
 MAX_CLASSES = 100  # classes with images
 MAX_CONFUSIONS = 4
-MAX_CONFUSED = 200  # classes that are searched for confusions, those with the most errors
 MAX_DECISIONS = 50  # listed labels and predictions of an image
 HEAT_BATCH = 16  # images
 
-# Pixels of the longer side, and JPEG quality. At these qualities JPEG is nearly as small as WebP,
-# and encoded ten times as fast.
-PICTURE = (320, 70)
-THUMBNAIL = (96, 60)
-# A thumbnail has about 2.2 kB as a data URL, so this is enough for 5,000 of most photos.
+PICTURE_SIDE = 320  # pixels of the longer side of an enlarged image
+THUMBNAIL_SIDE = 96
+JPEG = {"quality": 65, "optimize": True}  # nearly as small as WebP, and written five times as fast
+# The gallery is a sample of larger data. The data URL of a thumbnail has about 2,200 bytes.
 MAX_GALLERY = 5_000
 MAX_GALLERY_BYTES = 20_000_000
 
 # True positive, false positive, false negative, or predicted without an annotation.
 Kind = Literal["right", "wrong", "missed", "unknown"]
+KINDS: dict[int, Kind] = {1: "right", 0: "wrong", -1: "unknown"}  # of predictions, by label
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Confusion:
 class Decision(NamedTuple):
     """A label or prediction of an image."""
 
-    class_index: int
+    class_index: int | None  # None: no class
     kind: Kind
     score: float  # in [0, 1]
 
@@ -72,7 +73,7 @@ class Photo:
     """An image of the report."""
 
     name: str  # path or key of the image
-    path: Path | None  # None if the image is not a file, for example in an archive
+    is_file: bool  # whether the name is the path of a file, not of an image in an archive
     decisions: list[Decision]  # labels and predictions, the highest score first
     thumbnail: str  # JPEG file as a data URL
     picture: str | None = None  # a larger one
@@ -100,77 +101,57 @@ def select_examples(predictions: Predictions, class_ap: np.ndarray) -> list[Exam
     return examples
 
 
-def find_confusions(predictions: Predictions, counts: Counts) -> list[Confusion]:
-    """Find the pairs of a missed and a wrongly predicted class with the most images."""
-    errors = counts.predicted + counts.positives - 2 * counts.hits
-    classes = np.argsort(-errors.numpy(), kind="stable")[:MAX_CONFUSED]
-    logits = np.ascontiguousarray(predictions.logits[:, classes].T)
-    labels = predictions.labels[:, classes].T
-    decided = predictions.decided(classes, logits)
-    missed = (labels == 1) & ~decided
-    wrong = (labels == 0) & decided
-    if predictions.exclusive:
-        # If an image has several labels and one is predicted, the other labels are not confusions.
-        missed &= ~predictions.top_is_right
-
-    # The last row and column stand for no class: an image may have only one kind of error.
-    missed = np.vstack([missed, wrong.any(0) & ~missed.any(0)])
-    wrong = np.vstack([wrong, missed[:-1].any(0) & ~wrong.any(0)])
-    images = missed.astype(np.float32) @ wrong.T.astype(np.float32)
-    scores = np.vstack([predictions.probabilities(logits), np.zeros(len(labels.T))])
-
-    confusions = []
-    for cell in np.argsort(-images, axis=None, kind="stable")[:MAX_CONFUSIONS].tolist():
-        first, second = divmod(cell, len(images))
-        rows = np.flatnonzero(missed[first] & wrong[second])
-        if len(rows):
-            gaps = scores[first, rows] - scores[second, rows]
-            best = rows[np.argsort(gaps, kind="stable")[:IMAGES_PER_KIND]].tolist()
-            names = [*classes.tolist(), None]
-            confusions.append(Confusion(names[first], names[second], len(rows), best))
-    return confusions
-
-
-def decisions_of(predictions: Predictions, row: int) -> list[Decision]:
+def list_decisions(predictions: Predictions, row: int) -> list[Decision]:
     """Return the labels and predictions of an image with the highest scores."""
-    own = replace(
-        predictions,
-        logits=predictions.logits[row : row + 1],
-        labels=predictions.labels[row : row + 1],
-    )
+    own = replace(predictions, logits=predictions.logits[[row]], labels=predictions.labels[[row]])
     decided = own.decided(slice(None), own.logits.T)[:, 0]
-    [scores] = own.probabilities(own.logits)
     [labels] = own.labels
+    [scores] = own.probabilities(own.logits)
 
-    listed = np.flatnonzero(decided | (labels == 1))
-    listed = listed[np.argsort(-scores[listed], kind="stable")[:MAX_DECISIONS]]
-    kinds: dict[int, Kind] = {1: "right", 0: "wrong", -1: "unknown"}
     decisions = []
-    for index in listed.tolist():
-        kind = kinds[labels[index]] if decided[index] else "missed"
+    listed = np.flatnonzero(decided | (labels == 1))
+    for index in listed[np.argsort(-scores[listed], kind="stable")[:MAX_DECISIONS]].tolist():
+        kind: Kind = KINDS[labels[index]] if decided[index] else "missed"
         decisions.append(Decision(index, kind, round(float(scores[index]), 4)))
     return decisions
 
 
+def find_confusions(decisions: list[list[Decision]]) -> list[Confusion]:
+    """Find the pairs of a missed and a wrongly predicted class with the most images."""
+    none = Decision(None, "unknown", 0.0)
+    rows: dict[tuple[int | None, int | None], list[tuple[float, int]]] = defaultdict(list)
+    for row, own in enumerate(decisions):
+        missed = [decision for decision in own if decision.kind == "missed"]
+        wrong = [decision for decision in own if decision.kind == "wrong"]
+        if missed or wrong:
+            for first, second in product(missed or [none], wrong or [none]):
+                gap = first.score - second.score
+                rows[first.class_index, second.class_index].append((gap, row))
+
+    confusions = []
+    for pair in sorted(rows, key=lambda pair: -len(rows[pair]))[:MAX_CONFUSIONS]:
+        best = [row for _, row in sorted(rows[pair])[:IMAGES_PER_KIND]]
+        confusions.append(Confusion(*pair, len(rows[pair]), best))
+    return confusions
+
+
 def make_photos(
-    dataset: ImageDataset, indices: np.ndarray, predictions: Predictions, enlarged: set[int]
+    dataset: ImageDataset, indices: np.ndarray, decisions: list[list[Decision]], enlarged: set[int]
 ) -> tuple[dict[int, Photo], list[int]]:
     """Return photos by row, and the rows of the gallery.
 
     `indices` [N] are the indices of the scored images in the dataset. The rows `enlarged` have a
-    larger picture. The gallery is a random sample if there are too many images.
+    larger picture.
     """
+    are_files = isinstance(dataset, StoredImages) and isinstance(dataset.storage, ImageFiles)
 
     def make(row: int) -> Photo:
         index = int(indices[row])
-        size = PICTURE if row in enlarged else THUMBNAIL
-        image = small_image(dataset, index, size[0])
-        large = encode(image, size) if row in enlarged else None
-        path = None
-        if isinstance(dataset, StoredImages) and isinstance(dataset.storage, ImageFiles):
-            path = Path(dataset.name(index))
-        decisions = decisions_of(predictions, row)
-        return Photo(dataset.name(index), path, decisions, encode(image, THUMBNAIL), large)
+        image = small_image(dataset, index, PICTURE_SIDE if row in enlarged else THUMBNAIL_SIDE)
+        picture = data_url(image, **JPEG) if row in enlarged else None
+        image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+        name = dataset.name(index)
+        return Photo(name, are_files, decisions[row], data_url(image, **JPEG), picture)
 
     order = np.random.default_rng(SEED).permutation(len(indices))[:MAX_GALLERY].tolist()
     rows = sorted(enlarged.union(order))
@@ -186,22 +167,17 @@ def make_photos(
 
 def small_image(dataset: ImageDataset, index: int, side: int) -> Image.Image:
     """Return the model input with the aspect ratio of the stored image, at most `side` pixels."""
-    transform = dataset.transform if isinstance(dataset, StoredImages) else None
-    if isinstance(transform, EvalTransform) and transform.crop is None:
-        image = picture(dataset, index, draft=side)
+    if (
+        isinstance(dataset, StoredImages)
+        and isinstance(dataset.transform, EvalTransform)
+        and dataset.transform.crop is None
+    ):
+        image = read_image(dataset.name(index), dataset.storage.content(index), draft=side)
     else:
         pixels, _ = fixed_sample(dataset, index)
         image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     image.thumbnail((side, side))
     return image
-
-
-def encode(image: Image.Image, size: tuple[int, int]) -> str:
-    """Return an image as a data URL; `size` is the longer side in pixels and the JPEG quality."""
-    side, quality = size
-    image = image.copy()
-    image.thumbnail((side, side))
-    return data_url(image, quality=quality, optimize=True)
 
 
 def add_heat_maps(
@@ -218,36 +194,32 @@ def add_heat_maps(
     trained = classes
     if classes.word_vectors is None:
         trained = setup.loaded.classes
-    column_of = {name: column for column, name in enumerate(trained.names)}
+    columns_by_name = {name: column for column, name in enumerate(trained.names)}
+    column_of = [columns_by_name[name] for name in classes.names]
 
-    # An image is an example of several classes, and passes through the backbone once.
-    examples_of: dict[int, list[int]] = {}
-    for number, example in enumerate(examples):
-        examples_of.setdefault(example.row, []).append(number)
-    # A batch needs as many backward passes as its image with the most classes.
-    rows = sorted(examples_of, key=lambda row: len(examples_of[row]))
+    # Each image passes through the backbone once for all its classes. A batch needs as many
+    # backward passes as its image with the most classes.
+    by_row = sorted(examples, key=attrgetter("row"))
+    groups = [list(group) for _, group in groupby(by_row, key=attrgetter("row"))]
+    groups.sort(key=len)
 
-    explained = list(examples)
+    heats: dict[tuple[int, int], np.ndarray] = {}  # by row and class
     model = setup.loaded.model.to(setup.device)
     try:
         explainer = Explainer(model, setup.data.transform.image_size, classes.word_vectors)
-        for start in progress_bar(range(0, len(rows), HEAT_BATCH), desc="heat maps"):
-            batch = rows[start : start + HEAT_BATCH]
-            images = [fixed_sample(dataset, int(indices[row]))[0] for row in batch]
-            columns = []
-            for row in batch:
-                own = [examples[number].class_index for number in examples_of[row]]
-                columns.append([column_of[classes.names[index]] for index in own])
-
+        for start in progress_bar(range(0, len(groups), HEAT_BATCH), desc="heat maps"):
+            batch = groups[start : start + HEAT_BATCH]
+            images = [fixed_sample(dataset, int(indices[own[0].row]))[0] for own in batch]
+            columns = [[column_of[example.class_index] for example in own] for own in batch]
             maps = explainer.maps(torch.stack(images).to(setup.device), columns)
-            for row, heats in zip(batch, maps, strict=True):
-                for number, heat in zip(examples_of[row], heats, strict=True):
-                    highest = heat.max()
-                    if highest > 0:
-                        pixels = (255 * heat / highest).round().byte().numpy()
-                        explained[number] = replace(examples[number], heat=pixels)
+            for example, heat in zip(chain(*batch), torch.cat(maps), strict=True):
+                highest = heat.max()
+                if highest > 0:
+                    pixels = (255 * heat / highest).round().byte().numpy()
+                    heats[example.row, example.class_index] = pixels
     except ConfigError as error:
         return examples, f"There are no heat maps: {error}."
     finally:
         model.cpu()
+    explained = [replace(each, heat=heats.get((each.row, each.class_index))) for each in examples]
     return explained, f"Heat maps: {explainer.method}."

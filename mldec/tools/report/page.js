@@ -6,7 +6,6 @@ const { names, columns, edges } = data;
 const numBins = edges.length - 1;
 
 const ROWS_PER_PAGE = 100;
-const PHOTOS_PER_PAGE = 60;
 const DASH = "–";
 
 function byId(id) {
@@ -131,7 +130,8 @@ function choose(index) {
     text: [outcomes.map((outcome) => asText(outcome.threshold, 3))],
   }, [0]);
   const counts = [grouped("positives"), grouped("negatives")];
-  Plotly.update("scores", { y: counts }, { ...countTicks("yaxis", counts[0]), ...countTicks("yaxis2", counts[1]) });
+  const ticks = { ...countTicks("yaxis", counts[0]), ...countTicks("yaxis2", counts[1]) };
+  Plotly.update("scores", { y: counts }, ticks);
   if (!data.exclusive) moveThreshold(chosen.reference);
 }
 
@@ -273,15 +273,15 @@ function chartsOfClass() {
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 // Colors of the charts, which plotly and this file name, on a light page and on a dark page.
-const COLORS = {
-  white: "#14181d", "#1f2933": "#e4e7eb", "#000000": "#ffffff", "rgb(36,36,36)": "#9aa5b1",
-  "rgb(232,232,232)": "#323a44", "#6b7280": "#9aa5b1", "#0072B2": "#56b4e9", "#f3f7fb": "#1d242c",
-  "#f7f7f7": "#29323c",
-};
+const COLORS = new Map([
+  ["#ffffff", "#14181d"], ["#000000", "#ffffff"], ["#1f2933", "#e4e7eb"], ["#6b7280", "#9aa5b1"],
+  ["rgb(36,36,36)", "#9aa5b1"], ["rgb(232,232,232)", "#323a44"], ["#0072B2", "#56b4e9"],
+  ["#f3f7fb", "#1d242c"], ["#f7f7f7", "#29323c"],
+]);
 
 /** Return a copy of a figure with the colors of the page. */
 function colored(figure) {
-  return JSON.parse(JSON.stringify(figure), (_, value) => (dark.matches && COLORS[value]) || value);
+  return JSON.parse(JSON.stringify(figure), (_, value) => (dark.matches && COLORS.get(value)) || value);
 }
 
 async function drawCharts() {
@@ -300,63 +300,50 @@ const KINDS = {
   missed: "false negative",
   unknown: "predicted, not annotated",
 };
-const gallery = { rows: [], shown: 0 };
+const isError = (kind) => kind === "wrong" || kind === "missed";
 
-function isError(kind) {
-  return kind === "wrong" || kind === "missed";
-}
-
-/** Select the photos with a decision that fits all filters, the most confident ones first. */
+/** Show the photos with a decision that fits all filters, the most confident ones first. */
 function selectPhotos() {
-  const [index, kind, low, high] = ["class", "kind", "low", "high"].map((name) => byId(`photo-${name}`).value);
+  const [index, kind, low, high] =
+    ["class", "kind", "low", "high"].map((name) => byId(`photo-${name}`).value);
   const fits = ([ownIndex, ownKind, score]) =>
     (index === "" || ownIndex === Number(index)) &&
     (kind === "" || ownKind === kind || (kind === "error" && isError(ownKind))) &&
-    score >= Number(low) && score <= Number(high === "" ? 1 : high);
+    score >= Number(low) && score <= Number(high || 1);
 
-  gallery.rows = [...data.gallery];
-  if (index || kind || Number(low) > 0 || (high !== "" && Number(high) < 1)) {
-    gallery.rows = gallery.rows.filter((row) => data.photos[row].decisions.some(fits));
+  let rows = [...data.gallery];
+  if (index || kind || Number(low) > 0 || Number(high || 1) < 1) {
+    rows = rows.filter((row) => data.photos[row].decisions.some(fits));
     // The decisions of a photo are sorted by their score. A low score makes a false negative worse.
     const best = (row) => (kind === "missed"
       ? -data.photos[row].decisions.findLast(fits)[2] : data.photos[row].decisions.find(fits)[2]);
-    gallery.rows.sort((one, other) => best(other) - best(one));
+    rows.sort((one, other) => best(other) - best(one));
   }
   byId("photo-result").textContent =
-    `${asText(gallery.rows.length, 0)} of ${asText(data.gallery.length, 0)} photos`;
-  byId("photo-grid").replaceChildren();
-  gallery.shown = 0;
-  showPhotos();
-}
+    `${asText(rows.length, 0)} of ${asText(data.gallery.length, 0)} photos`;
 
-/** Append the next photos to the gallery. */
-function showPhotos() {
-  const rows = gallery.rows.slice(gallery.shown, gallery.shown + PHOTOS_PER_PAGE);
-  byId("photo-grid").append(...rows.map((row) => {
+  byId("photo-grid").replaceChildren(...rows.map((row) => {
     const { name, thumbnail, decisions } = data.photos[row];
-    const className = decisions.some(([, kind]) => isError(kind)) ? "error" : "";
-    const image = element("img", { src: thumbnail, alt: `Image ${name}` });
+    const className = decisions.some(([, own]) => isError(own)) ? "frame error" : "frame";
+    const image = element("img", { loading: "lazy", src: thumbnail, alt: `Image ${name}` });
     const button = element("button", { type: "button", className, title: name }, image);
     button.dataset.row = row;
     return button;
   }));
-  gallery.shown += rows.length;
-  byId("more-photos").hidden = gallery.shown === gallery.rows.length;
 }
 
 /** Show a photo with its labels, predictions and path. `heat` is the image of a heat map. */
 function enlarge(row, heat) {
   const { name, link, decisions, picture, thumbnail } = data.photos[row];
-  const frame = element("div", { className: "frame" }, element("img", { src: picture ?? thumbnail, alt: name }));
+  const image = element("img", { src: picture ?? thumbnail, alt: name });
+  const frame = element("div", { className: "frame" }, image);
   const parts = [];
   if (heat) {
     frame.append(heat.cloneNode());
-    const page = document.querySelector(".show-heat");
-    const own = element("input", { type: "checkbox", checked: page.checked });
-    own.addEventListener("change", () => page.click());
-    parts.push(element("label", {}, own, ` ${heat.alt}`));
+    const box = element("input", { type: "checkbox", className: "show-heat", checked: true });
+    parts.push(element("label", {}, box, ` ${heat.alt}`));
   }
-  const rows = decisions.map(([index, kind, score]) => element("tr", { className: isError(kind) ? "error" : "" },
+  const rows = decisions.map(([index, kind, score]) => element("tr", {},
     element("th", { scope: "row" }, names[index]),
     element("td", {}, KINDS[kind]),
     element("td", { className: "figure" }, asText(score, 3))));
@@ -386,20 +373,18 @@ byId("next-page").addEventListener("click", () => showRows(table.page + 1));
 for (const button of document.querySelectorAll("button[data-class]")) {
   button.addEventListener("click", () => chooseAndShow(Number(button.dataset.class)));
 }
-for (const id of ["class-select", "photo-class"]) {
-  byId(id).append(...names.map((name, index) => new Option(name, index)));
-}
+byId("class-select").append(...names.map((name, index) => new Option(name, index)));
+byId("photo-class").append(new Option("any", ""), ...names.map((name, index) => new Option(name, index)));
+const kinds = { "": "any", error: "any error", ...KINDS };
+byId("photo-kind").append(...Object.entries(kinds).map(([kind, text]) => new Option(text, kind)));
 selectPhotos();
 byId("photo-filter").addEventListener("input", selectPhotos);
 byId("photo-filter").addEventListener("submit", (event) => event.preventDefault());
-byId("more-photos").addEventListener("click", showPhotos);
 document.addEventListener("click", ({ target }) => {
   const photo = target.closest("[data-row]");
   if (photo) enlarge(photo.dataset.row, photo.querySelector(".heat"));
   if (target === byId("viewer") || target.closest(".close")) byId("viewer").close();
 });
-// A chart in a closed element has no width.
-byId("metrics").addEventListener("toggle", () => Plotly.Plots.resize("metrics-chart"));
 dark.addEventListener("change", () => drawCharts().then(() => choose(chosen.index)));
 byId("class-select").addEventListener("change", (event) => choose(Number(event.target.value)));
 if (!data.exclusive) {

@@ -7,8 +7,8 @@ script `page.js` displays. A content security policy forbids all requests.
 import html
 import math
 import os
-from collections.abc import Mapping
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,15 +24,14 @@ from mldec.errors import visible
 from mldec.evaluation.output import is_count, meaning
 from mldec.tools.pages import NAME_LENGTH, data_url, shorten, template
 from mldec.tools.report.content import ReportContent
-from mldec.tools.report.examples import MAX_DECISIONS, Example, Photo
-from mldec.tools.report.statistics import ClassPairs, Histograms, Interval
+from mldec.tools.report.examples import MAX_DECISIONS, Example
+from mldec.tools.report.statistics import ClassPairs, Histograms
 from mldec.tools.report.training import Curve
 
 HEAT_OPACITY = 0.8  # at the maximum of a heat map
 MAX_DIFFERENCES = 40  # classes in the chart of differences
 SCORE_BARS = 50  # bars in the chart of scores
 MAX_NUMBERED = 12  # classes of a matrix chart with a number in each cell
-MAX_TILES = 6  # metrics of the summary
 
 # The colors of Okabe and Ito (2008) can be distinguished by people with color blindness.
 BLUE = "#0072B2"
@@ -43,6 +42,8 @@ ORANGE = (230, 159, 0)
 LAYOUT = {
     "template": "simple_white",
     "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#1f2933"},
+    "paper_bgcolor": "#ffffff",
+    "plot_bgcolor": "#ffffff",
     "margin": {"l": 56, "r": 16, "t": 28, "b": 48},
     "hovermode": "closest",
     "legend": {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0},
@@ -76,16 +77,10 @@ def render_page(content: ReportContent, folder: Path) -> str:
     policies["json.dumps_function"] = PlotlyJSONEncoder(separators=(",", ":")).encode
     policies["json.dumps_kwargs"] = {}  # the default sorts keys
     data = script_data(content, names, figures)
-    data["photos"] = {
-        row: {
-            "name": visible(inside(photo.name)),
-            "link": link(photo, folder),
-            "decisions": photo.decisions,
-            "thumbnail": photo.thumbnail,
-            "picture": photo.picture,
-        }
-        for row, photo in content.photos.items()
-    }
+    data["photos"] = {}
+    for row, photo in content.photos.items():
+        address = link(photo.name, folder) if photo.is_file else None
+        data["photos"][row] = vars(photo) | {"name": visible(inside(photo.name)), "link": address}
     # Metrics with intervals are the main ones. Third-party evaluators may have none.
     metrics = content.metrics.items()
     tested = [(name, interval) for name, interval in metrics if math.isfinite(interval.low)]
@@ -98,7 +93,7 @@ def render_page(content: ReportContent, folder: Path) -> str:
         figures=figures,
         has_heat_maps=any(example.heat is not None for example in content.examples),
         max_differences=MAX_DIFFERENCES,
-        tiles=(tested or list(content.metrics.items()))[:MAX_TILES],
+        main_metrics=tested or list(metrics),
         max_decisions=MAX_DECISIONS,
         data=data,
         style=Markup((files / "page.css").read_text(encoding="utf-8")),
@@ -127,14 +122,12 @@ def script_data(
     }
 
 
-def link(photo: Photo, folder: Path) -> str | None:
-    """Return the address of an image file relative to a folder, or None if it is not a file."""
-    if photo.path is None:
-        return None
+def link(path: str, folder: Path) -> str:
+    """Return the address of a file relative to a folder."""
     try:
-        path = os.path.relpath(photo.path, folder)
+        path = os.path.relpath(path, folder)
     except ValueError:  # on another drive of Windows
-        return photo.path.absolute().as_uri()
+        return Path(path).absolute().as_uri()
     return quote(path.replace(os.sep, "/"), errors="surrogateescape")
 
 
@@ -175,24 +168,26 @@ def table_columns(content: ReportContent) -> list[dict[str, Any]]:
 
 def charts(content: ReportContent, names: list[str]) -> dict[str, go.Figure]:
     """Return the charts by the ids of their elements. The script adds the charts of one class."""
-    figures = {"metrics-chart": interval_chart(content.metrics, "percent")}
-    losses: dict[str, Curve] = {}
-    metrics: dict[str, Curve] = {}
-    for name, curve in content.curves.items():
-        kind = losses if "loss" in name else metrics
-        kind[name] = curve
+    figures = {}
+    losses = {name: curve for name, curve in content.curves.items() if "loss" in name}
+    metrics = {name: curve for name, curve in content.curves.items() if "loss" not in name}
     if losses:
-        figures["loss-chart"] = curve_chart(losses, "loss", content.best_epoch)
+        figures["loss-chart"] = curve_chart(losses, "loss")
     if metrics:
-        figures["metric-chart"] = curve_chart(metrics, "percent", content.best_epoch)
+        figures["metric-chart"] = curve_chart(metrics, "percent")
+        # The highest value is the best evaluation of the run.
+        epoch, _ = max(chain(*metrics.values()), key=lambda point: point[1])
+        style = {"line_color": GREY, "line_dash": "dot", "annotation_position": "top"}
+        best = f"best: epoch {epoch:g}"
+        figures["metric-chart"].add_vline(epoch, annotation_text=best, **style)
 
     if content.comparison:
         values = content.comparison.per_class[0]
         order = np.argsort(-values, kind="stable")[: np.isfinite(values).sum()]
         if len(order) > MAX_DIFFERENCES:
             order = np.delete(order, slice(MAX_DIFFERENCES // 2, -MAX_DIFFERENCES // 2))
-        gaps = {names[k]: Interval(*content.comparison.per_class[:, k].tolist()) for k in order}
-        figures["differences-chart"] = interval_chart(gaps, "difference of AP (points)")
+        gaps = content.comparison.per_class[:, order]
+        figures["differences-chart"] = difference_chart([names[k] for k in order], gaps)
 
     if content.pairs.classes:
         pair_names = [names[index] for index in content.pairs.classes]
@@ -214,49 +209,34 @@ def axis_labels(names: list[str]) -> list[str]:
     return [html.escape(shorten(name)) for name in names]
 
 
-def interval_chart(entries: Mapping[str, Interval], unit: str) -> go.Figure:
-    """Draw one row per percentage, with its interval."""
-    names = []
-    bounds = []
-    for name, interval in entries.items():
-        if math.isfinite(interval.value) and not is_count(name):
-            names.append(name)
-            bounds.append([interval.low, interval.value, interval.high])
-    low, values, high = np.reshape(bounds, (-1, 3)).T
-    above = (high - values).tolist()
-    below = (values - low).tolist()
+def difference_chart(names: list[str], gaps: np.ndarray) -> go.Figure:
+    """Draw one row per class with its value, low and high bound, in `gaps` [3, K]."""
+    values, low, high = gaps
     rows = list(range(len(names)))
     markers = go.Scatter(
         x=values.tolist(),
         y=rows,
         mode="markers",
         marker={"color": BLUE, "size": 9},
-        error_x={"array": above, "arrayminus": below, "thickness": 1.5, "width": 4},
+        error_x={"array": high - values, "arrayminus": values - low, "thickness": 1.5, "width": 4},
         customdata=[html.escape(name) for name in names],
         hovertemplate="%{customdata}: %{x:.2f}<extra></extra>",
     )
+    unit = "difference of AP (points)"
     xaxis = {"title": unit, "showgrid": True, "zeroline": True, "zerolinecolor": GREY}
     yaxis = {"tickvals": rows, "ticktext": axis_labels(names), "range": [len(names) - 0.5, -0.5]}
     return new_chart([markers], 24 * len(names) + 90, xaxis=xaxis, yaxis=yaxis)
 
 
-def curve_chart(curves: dict[str, Curve], unit: str, best_epoch: int | None) -> go.Figure:
-    """Draw at most two learning curves, and mark the best epoch."""
+def curve_chart(curves: dict[str, Curve], unit: str) -> go.Figure:
+    """Draw at most two learning curves."""
     traces = []
     for (name, curve), color in zip(curves.items(), (BLUE, VERMILLION), strict=False):
         epochs, values = zip(*curve, strict=True)
         style = {"mode": "lines+markers", "line": {"color": color}}
         traces.append(go.Scatter(x=epochs, y=values, name=html.escape(name), **style))
     yaxis = {"title": unit, "showgrid": True}
-    figure = new_chart(traces, 340, showlegend=True, xaxis={"title": "epoch"}, yaxis=yaxis)
-    if best_epoch is not None:
-        # The mark is above the plot, where it cannot hide a curve.
-        text = f"best: epoch {best_epoch}"
-        mark = {"text": text, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}
-        line = {"color": GREY, "dash": "dot", "width": 1.5}
-        figure.add_vline(best_epoch, line=line)
-        figure.add_annotation(x=best_epoch, **mark)
-    return figure
+    return new_chart(traces, 340, showlegend=True, xaxis={"title": "epoch"}, yaxis=yaxis)
 
 
 def pair_chart(pairs: ClassPairs, names: list[str], exclusive: bool) -> go.Figure:

@@ -13,20 +13,13 @@ from mldec.training.log import clock, read_progress
 Curve = list[tuple[float, float]]
 
 
-def read_training(
-    folder: Path | None,
-) -> tuple[dict[str, str], dict[str, Curve], int | None, list[str]]:
-    """Return the cost by heading, the learning curves, the best epoch, and notes on missing files.
-
-    The best epoch is None if it is unknown.
-    """
+def read_training(folder: Path | None) -> tuple[dict[str, str], dict[str, Curve], list[str]]:
+    """Return the training cost by heading, the learning curves, and notes on missing files."""
     if folder is None:
-        note = f"Training cost and curves are unknown: found no {LOG_FILE} or {RUN_FILE}."
-        return {}, {}, None, [note]
+        return {}, {}, [f"Training cost and curves are unknown: found no {LOG_FILE} or {RUN_FILE}."]
 
     cost: dict[str, str] = {}
     curves: dict[str, Curve] = {}
-    best_epoch = None
     notes = []
     for name in (RUN_FILE, LOG_FILE):
         if not (folder / name).is_file():
@@ -44,12 +37,10 @@ def read_training(
             cost["Trained by"] = f"{facts.command} ({versions}; commit {commit})"
         curves = learning_curves(read_log(folder / LOG_FILE))
         if curves:
-            progress = read_progress(folder / LOG_FILE)
-            cost["Training time"] = clock(progress.seconds)
-            best_epoch = progress.best.epoch if progress.best else None
+            cost["Training time"] = clock(read_progress(folder / LOG_FILE).seconds)
     except CheckpointError as error:
         notes.append(f"Training cost and curves are incomplete: {error}.")
-    return cost, curves, best_epoch, notes
+    return cost, curves, notes
 
 
 def learning_curves(lines: list[dict[str, Any]]) -> dict[str, Curve]:
@@ -61,10 +52,10 @@ def learning_curves(lines: list[dict[str, Any]]) -> dict[str, Curve]:
             break
     names = {"train/loss", "val/loss", main, main.replace("val/", "val_raw/")}
 
-    # Evaluations are at the end of an epoch. The lines of training name the epochs before theirs.
+    # Evaluations are at the end of an epoch. The last one gives the number of steps per epoch.
     steps = 1.0
     for line in lines:
-        if any(key.startswith("val/") for key in line):
+        if main in line and line["epoch"]:
             steps = line["step"] / line["epoch"]
 
     curves: dict[str, Curve] = defaultdict(list)
