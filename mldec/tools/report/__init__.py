@@ -45,7 +45,7 @@ def report(args: argparse.Namespace) -> None:
     other = open_other(args, setup) if args.compare else None
     content = build_content(setup, other)
 
-    write_result(args.out, render_page(content))
+    write_result(args.out, render_page(content, Path(args.out).absolute().parent))
     if args.json:
         write_json(args.json, report_json(content, setup))
     size = Path(args.out).stat().st_size / 1e6

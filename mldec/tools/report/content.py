@@ -4,7 +4,6 @@ import argparse
 import logging
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from mldec.checkpoint import load_model
 from mldec.checkpoint.classes import can_make
 from mldec.cli import chosen_model, precision_setting
 from mldec.config.compose import override, to_yaml
-from mldec.data.types import Split
 from mldec.errors import DataError
 from mldec.evaluation import open as opening
 from mldec.evaluation.open import EvaluationSetup
@@ -27,10 +25,13 @@ from mldec.files.run_folder import folder_of_run
 from mldec.tools.report import statistics
 from mldec.tools.report.comparison import Comparison, compare
 from mldec.tools.report.examples import (
+    Confusion,
     Example,
-    Thumbnail,
+    Photo,
     add_heat_maps,
-    make_thumbnail,
+    find_confusions,
+    list_decisions,
+    make_photos,
     select_examples,
 )
 from mldec.tools.report.statistics import Predictions, ResampledMetrics
@@ -53,8 +54,10 @@ class ReportContent:
     histograms: statistics.Histograms
     exclusive: bool  # single-label images, without thresholds
     pairs: statistics.ClassPairs
+    confusions: list[Confusion]
     examples: list[Example]
-    thumbnails: dict[int, Thumbnail]  # by the row of the image
+    photos: dict[int, Photo]  # by the row of the image
+    gallery: list[int]  # rows of the photos in the gallery
     unreadable: list[str]  # one message per image
     root: Path | None  # folder of the data, not shown in the names of images
     comparison: Comparison | None
@@ -133,8 +136,15 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
         other_results = analyze(other, other_scores, weights)
         comparison = compare(other.path, predictions, resampled, *other_results)
 
+    decisions = [list_decisions(predictions, row) for row in range(images)]
+    confusions = find_confusions(decisions)
     examples = select_examples(predictions, resampled.class_ap)
-    log.info(f"{setup.path}: {len(examples):,} heat maps")
+    enlarged = {example.row for example in examples}
+    for confusion in confusions:
+        enlarged.update(confusion.rows)
+    if comparison is not None:
+        enlarged.update(change.row for change in comparison.changed)
+    photos, gallery = make_photos(setup.data.val.dataset, scores.indices, decisions, enlarged)
     examples, heat_note = add_heat_maps(examples, setup, scores.indices)
 
     constant_note = same_scores(constant, setup.loaded.weights, setup.loaded.config.loss)
@@ -154,8 +164,10 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
         histograms=histograms,
         exclusive=classes.exclusive,
         pairs=statistics.class_pairs(predictions, counts),
+        confusions=confusions,
         examples=examples,
-        thumbnails=make_thumbnails(setup.data.val, scores, examples, comparison),
+        photos=photos,
+        gallery=gallery,
         unreadable=scores.bad,
         root=None if root is None else Path(root).expanduser().absolute(),
         comparison=comparison,
@@ -182,20 +194,6 @@ def analyze(
     resampled = statistics.bootstrap_metrics(metrics, predictions, weights, evaluator)
     log.info(f"{setup.path}: {len(resampled.resampled_ap):,} resamples of the images")
     return predictions, resampled
-
-
-def make_thumbnails(
-    split: Split, scores: Scores, examples: list[Example], comparison: Comparison | None
-) -> dict[int, Thumbnail]:
-    """Return the thumbnails of examples and changed decisions by row."""
-    rows = {example.row for example in examples}
-    if comparison is not None:
-        rows |= {change.row for change in comparison.changed}
-    thumbnails = {}
-    for row in sorted(rows):
-        labels = list(compress(split.classes.names, scores.labels[row] == 1))
-        thumbnails[row] = make_thumbnail(split.dataset, int(scores.indices[row]), labels)
-    return thumbnails
 
 
 def report_json(content: ReportContent, setup: EvaluationSetup) -> dict[str, Any]:

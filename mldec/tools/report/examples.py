@@ -1,25 +1,42 @@
-"""The images of a report: their selection, thumbnails and heat maps."""
+"""The photos of a report: examples, confusions, thumbnails and heat maps."""
 
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Literal
+from itertools import chain, groupby, product
+from operator import attrgetter
+from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
 
+from mldec.data.images import read_image
 from mldec.data.transforms import EvalTransform
-from mldec.data.types import ImageDataset, StoredImages, fixed_sample, picture
+from mldec.data.types import ImageDataset, ImageFiles, StoredImages, fixed_sample
 from mldec.errors import ConfigError
 from mldec.evaluation.open import EvaluationSetup
+from mldec.runtime.console import progress_bar
 from mldec.tools.pages import data_url
 from mldec.tools.predict.heat_maps import Explainer
-from mldec.tools.report.statistics import Predictions
+from mldec.tools.report.statistics import SEED, Predictions
 
-IMAGES_PER_KIND = 3  # images of each class and kind
+IMAGES_PER_KIND = 6  # images of each class and kind, and of each confusion
 MAX_CLASSES = 100  # classes with images
-SIDE = 160  # pixels of the longer side of a thumbnail
-JPEG_QUALITY = 75
+MAX_CONFUSIONS = 4
+MAX_DECISIONS = 50  # listed labels and predictions of an image
+HEAT_BATCH = 16  # images
 
-Kind = Literal["right", "wrong", "missed"]  # true positive, false positive, false negative
+PICTURE_SIDE = 320  # pixels of the longer side of an enlarged image
+THUMBNAIL_SIDE = 96
+JPEG = {"quality": 65, "optimize": True}  # nearly as small as WebP, and written five times as fast
+# The gallery is a sample of larger data. The data URL of a thumbnail has about 2,200 bytes.
+MAX_GALLERY = 5_000
+MAX_GALLERY_BYTES = 20_000_000
+
+# True positive, false positive, false negative, or predicted without an annotation.
+Kind = Literal["right", "wrong", "missed", "unknown"]
+KINDS: dict[int, Kind] = {1: "right", 0: "wrong", -1: "unknown"}  # of predictions, by label
 
 
 @dataclass(frozen=True)
@@ -34,12 +51,32 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Thumbnail:
-    """A thumbnail."""
+class Confusion:
+    """Images on which the model misses a class and wrongly predicts another one."""
+
+    missed: int | None  # class index; None: all labels of the images are predicted
+    predicted: int | None  # class index; None: the images have no false positive
+    images: int  # number of these images
+    rows: list[int]  # rows of the most confident errors
+
+
+class Decision(NamedTuple):
+    """A label or prediction of an image."""
+
+    class_index: int | None  # None: no class
+    kind: Kind
+    score: float  # in [0, 1]
+
+
+@dataclass(frozen=True)
+class Photo:
+    """An image of the report."""
 
     name: str  # path or key of the image
-    url: str  # its JPEG file as a data URL
-    labels: list[str]  # names of the positive classes
+    is_file: bool  # whether the name is the path of a file, not of an image in an archive
+    decisions: list[Decision]  # labels and predictions, the highest score first
+    thumbnail: str  # JPEG file as a data URL
+    picture: str | None = None  # a larger one
 
 
 def select_examples(predictions: Predictions, class_ap: np.ndarray) -> list[Example]:
@@ -64,17 +101,83 @@ def select_examples(predictions: Predictions, class_ap: np.ndarray) -> list[Exam
     return examples
 
 
-def make_thumbnail(dataset: ImageDataset, index: int, labels: list[str]) -> Thumbnail:
-    """Return a thumbnail of the model input, with the aspect ratio of the stored image."""
-    transform = dataset.transform if isinstance(dataset, StoredImages) else None
-    if isinstance(transform, EvalTransform) and transform.crop is None:
-        image = picture(dataset, index)
+def list_decisions(predictions: Predictions, row: int) -> list[Decision]:
+    """Return the labels and predictions of an image with the highest scores."""
+    own = replace(predictions, logits=predictions.logits[[row]], labels=predictions.labels[[row]])
+    decided = own.decided(slice(None), own.logits.T)[:, 0]
+    [labels] = own.labels
+    [scores] = own.probabilities(own.logits)
+
+    decisions = []
+    listed = np.flatnonzero(decided | (labels == 1))
+    for index in listed[np.argsort(-scores[listed], kind="stable")[:MAX_DECISIONS]].tolist():
+        kind: Kind = KINDS[labels[index]] if decided[index] else "missed"
+        decisions.append(Decision(index, kind, round(float(scores[index]), 4)))
+    return decisions
+
+
+def find_confusions(decisions: list[list[Decision]]) -> list[Confusion]:
+    """Find the pairs of a missed and a wrongly predicted class with the most images."""
+    none = Decision(None, "unknown", 0.0)
+    rows: dict[tuple[int | None, int | None], list[tuple[float, int]]] = defaultdict(list)
+    for row, own in enumerate(decisions):
+        missed = [decision for decision in own if decision.kind == "missed"]
+        wrong = [decision for decision in own if decision.kind == "wrong"]
+        if missed or wrong:
+            for first, second in product(missed or [none], wrong or [none]):
+                gap = first.score - second.score
+                rows[first.class_index, second.class_index].append((gap, row))
+
+    confusions = []
+    for pair in sorted(rows, key=lambda pair: -len(rows[pair]))[:MAX_CONFUSIONS]:
+        best = [row for _, row in sorted(rows[pair])[:IMAGES_PER_KIND]]
+        confusions.append(Confusion(*pair, len(rows[pair]), best))
+    return confusions
+
+
+def make_photos(
+    dataset: ImageDataset, indices: np.ndarray, decisions: list[list[Decision]], enlarged: set[int]
+) -> tuple[dict[int, Photo], list[int]]:
+    """Return photos by row, and the rows of the gallery.
+
+    `indices` [N] are the indices of the scored images in the dataset. The rows `enlarged` have a
+    larger picture.
+    """
+    are_files = isinstance(dataset, StoredImages) and isinstance(dataset.storage, ImageFiles)
+
+    def make(row: int) -> Photo:
+        index = int(indices[row])
+        image = small_image(dataset, index, PICTURE_SIDE if row in enlarged else THUMBNAIL_SIDE)
+        picture = data_url(image, **JPEG) if row in enlarged else None
+        image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+        name = dataset.name(index)
+        return Photo(name, are_files, decisions[row], data_url(image, **JPEG), picture)
+
+    order = np.random.default_rng(SEED).permutation(len(indices))[:MAX_GALLERY].tolist()
+    rows = sorted(enlarged.union(order))
+    # Threads are fast here: Pillow releases the GIL.
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        results = progress_bar(threads.map(make, rows), desc="photos", total=len(rows))
+        photos = dict(zip(rows, results, strict=True))
+
+    sizes = np.cumsum([len(photos[row].thumbnail) for row in order])
+    gallery = sorted(order[: np.searchsorted(sizes, MAX_GALLERY_BYTES, "right")])
+    return {row: photos[row] for row in enlarged.union(gallery)}, gallery
+
+
+def small_image(dataset: ImageDataset, index: int, side: int) -> Image.Image:
+    """Return the model input with the aspect ratio of the stored image, at most `side` pixels."""
+    if (
+        isinstance(dataset, StoredImages)
+        and isinstance(dataset.transform, EvalTransform)
+        and dataset.transform.crop is None
+    ):
+        image = read_image(dataset.name(index), dataset.storage.content(index), draft=side)
     else:
         pixels, _ = fixed_sample(dataset, index)
         image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-
-    image.thumbnail((SIDE, SIDE))
-    return Thumbnail(dataset.name(index), data_url(image, quality=JPEG_QUALITY), labels)
+    image.thumbnail((side, side))
+    return image
 
 
 def add_heat_maps(
@@ -91,22 +194,32 @@ def add_heat_maps(
     trained = classes
     if classes.word_vectors is None:
         trained = setup.loaded.classes
+    columns_by_name = {name: column for column, name in enumerate(trained.names)}
+    column_of = [columns_by_name[name] for name in classes.names]
 
-    explained = []
+    # Each image passes through the backbone once for all its classes. A batch needs as many
+    # backward passes as its image with the most classes.
+    by_row = sorted(examples, key=attrgetter("row"))
+    groups = [list(group) for _, group in groupby(by_row, key=attrgetter("row"))]
+    groups.sort(key=len)
+
+    heats: dict[tuple[int, int], np.ndarray] = {}  # by row and class
     model = setup.loaded.model.to(setup.device)
     try:
         explainer = Explainer(model, setup.data.transform.image_size, classes.word_vectors)
-        for example in examples:
-            image, _ = fixed_sample(dataset, int(indices[example.row]))
-            column = trained.names.index(classes.names[example.class_index])
-            [[heat]] = explainer.maps(image[None].to(setup.device), [[column]])
-            highest = heat.max()
-            if highest > 0:
-                pixels = (255 * heat / highest).round().byte().numpy()
-                example = replace(example, heat=pixels)
-            explained.append(example)
+        for start in progress_bar(range(0, len(groups), HEAT_BATCH), desc="heat maps"):
+            batch = groups[start : start + HEAT_BATCH]
+            images = [fixed_sample(dataset, int(indices[own[0].row]))[0] for own in batch]
+            columns = [[column_of[example.class_index] for example in own] for own in batch]
+            maps = explainer.maps(torch.stack(images).to(setup.device), columns)
+            for example, heat in zip(chain(*batch), torch.cat(maps), strict=True):
+                highest = heat.max()
+                if highest > 0:
+                    pixels = (255 * heat / highest).round().byte().numpy()
+                    heats[example.row, example.class_index] = pixels
     except ConfigError as error:
         return examples, f"There are no heat maps: {error}."
     finally:
         model.cpu()
+    explained = [replace(each, heat=heats.get((each.row, each.class_index))) for each in examples]
     return explained, f"Heat maps: {explainer.method}."

@@ -1,4 +1,4 @@
-// Show the charts, the thumbnails and the table of classes from the JSON block with the id "data".
+// Show the charts, the photos and the table of classes from the JSON block with the id "data".
 // Class names come from the data set, so they are inserted as text nodes.
 
 const data = JSON.parse(byId("data").textContent);
@@ -129,7 +129,9 @@ function choose(index) {
     y: [outcomes.map((outcome) => outcome.precision)],
     text: [outcomes.map((outcome) => asText(outcome.threshold, 3))],
   }, [0]);
-  Plotly.restyle("scores", { y: [grouped("positives"), grouped("negatives")] });
+  const counts = [grouped("positives"), grouped("negatives")];
+  const ticks = { ...countTicks("yaxis", counts[0]), ...countTicks("yaxis2", counts[1]) };
+  Plotly.update("scores", { y: counts }, ticks);
   if (!data.exclusive) moveThreshold(chosen.reference);
 }
 
@@ -162,6 +164,17 @@ function grouped(sign) {
     counts[group] += data[sign][chosen.index][bin];
   });
   return counts;
+}
+
+/** Return range and ticks of an axis of counts with a logarithmic scale, at least three ticks. */
+function countTicks(axis, counts) {
+  const most = Math.max(5, ...counts);
+  const digits = most < 200 ? [1, 2, 5] : [1];
+  const ticks = [...Array(10).keys()].flatMap((power) => digits.map((digit) => digit * 10 ** power));
+  return {
+    [`${axis}.range`]: [-0.2, Math.log10(most) + 0.1],
+    [`${axis}.tickvals`]: ticks.filter((tick) => tick <= most),
+  };
 }
 
 /** Return the metrics of the chosen class for a threshold at an edge. Undefined values are null. */
@@ -202,10 +215,11 @@ function moveThreshold(edge) {
     x: [[before.recall], [now.recall]], y: [[before.precision], [now.precision]],
   }, [1, 2]);
   const line = { type: "line", yref: "paper", y0: 0, y1: 1 };
-  Plotly.relayout("scores", { shapes: [
-    { ...line, x0: edges[chosen.reference], x1: edges[chosen.reference], line: { dash: "dot" } },
-    { ...line, x0: edges[edge], x1: edges[edge], line: { color: "#D55E00" } },
-  ] });
+  const [start, end] = [edges[chosen.reference], edges[edge]];
+  Plotly.relayout("scores", colored({ shapes: [
+    { ...line, x0: start, x1: start, line: { dash: "dot", color: "#1f2933" } },
+    { ...line, x0: end, x1: end, line: { color: "#D55E00" } },
+  ] }));
 }
 
 /** Move to the threshold of the highest F1 of the chosen class. */
@@ -232,7 +246,7 @@ function chartsOfClass() {
   };
   const pattern = { shape: "/", size: 5, fgcolor: "#ffffff", fgopacity: 0.5 };
   const axis = (title, own) => ({ automargin: true, title: { text: title, standoff: 8 }, ...own });
-  const log = { type: "log", dtick: 1 };
+  const log = { type: "log" };
   return {
     "precision-recall": {
       data: [curve, ...(data.exclusive ? [] : marks.map((mark) => ({ ...mark, mode: "markers" })))],
@@ -257,13 +271,97 @@ function chartsOfClass() {
   };
 }
 
-for (const image of document.querySelectorAll("img[data-row]")) {
-  image.src = data.thumbnails[image.dataset.row];
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+// Colors of the charts, which plotly and this file name, on a light page and on a dark page.
+const COLORS = new Map([
+  ["#ffffff", "#14181d"], ["#000000", "#ffffff"], ["#1f2933", "#e4e7eb"], ["#6b7280", "#9aa5b1"],
+  ["rgb(36,36,36)", "#9aa5b1"], ["rgb(232,232,232)", "#323a44"], ["#0072B2", "#56b4e9"],
+  ["#f3f7fb", "#1d242c"], ["#f7f7f7", "#29323c"],
+]);
+
+/** Return a copy of a figure with the colors of the page. */
+function colored(figure) {
+  return JSON.parse(JSON.stringify(figure), (_, value) => (dark.matches && COLORS.get(value)) || value);
 }
-const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage"]] };
-for (const [id, figure] of Object.entries({ ...data.figures, ...chartsOfClass() })) {
-  await Plotly.newPlot(id, figure.data, figure.layout, config);
+
+async function drawCharts() {
+  const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage"]] };
+  for (const [id, figure] of Object.entries({ ...data.figures, ...chartsOfClass() })) {
+    const { data: traces, layout } = colored(figure);
+    await Plotly.react(id, traces, layout, config);
+  }
 }
+
+// -------------------------------------------------------------------------- photos
+
+const KINDS = {
+  right: "true positive",
+  wrong: "false positive",
+  missed: "false negative",
+  unknown: "predicted, not annotated",
+};
+const isError = (kind) => kind === "wrong" || kind === "missed";
+
+/** Show the photos with a decision that fits all filters, the most confident ones first. */
+function selectPhotos() {
+  const [index, kind, low, high] =
+    ["class", "kind", "low", "high"].map((name) => byId(`photo-${name}`).value);
+  const fits = ([ownIndex, ownKind, score]) =>
+    (index === "" || ownIndex === Number(index)) &&
+    (kind === "" || ownKind === kind || (kind === "error" && isError(ownKind))) &&
+    score >= Number(low) && score <= Number(high || 1);
+
+  let rows = [...data.gallery];
+  if (index || kind || Number(low) > 0 || Number(high || 1) < 1) {
+    rows = rows.filter((row) => data.photos[row].decisions.some(fits));
+    // The decisions of a photo are sorted by their score. A low score makes a false negative worse.
+    const best = (row) => (kind === "missed"
+      ? -data.photos[row].decisions.findLast(fits)[2] : data.photos[row].decisions.find(fits)[2]);
+    rows.sort((one, other) => best(other) - best(one));
+  }
+  byId("photo-result").textContent =
+    `${asText(rows.length, 0)} of ${asText(data.gallery.length, 0)} photos`;
+
+  byId("photo-grid").replaceChildren(...rows.map((row) => {
+    const { name, thumbnail, decisions } = data.photos[row];
+    const className = decisions.some(([, own]) => isError(own)) ? "frame error" : "frame";
+    const image = element("img", { loading: "lazy", src: thumbnail, alt: `Image ${name}` });
+    const button = element("button", { type: "button", className, title: name }, image);
+    button.dataset.row = row;
+    return button;
+  }));
+}
+
+/** Show a photo with its labels, predictions and path. `heat` is the image of a heat map. */
+function enlarge(row, heat) {
+  const { name, link, decisions, picture, thumbnail } = data.photos[row];
+  const image = element("img", { src: picture ?? thumbnail, alt: name });
+  const frame = element("div", { className: "frame" }, image);
+  const parts = [];
+  if (heat) {
+    frame.append(heat.cloneNode());
+    const box = element("input", { type: "checkbox", className: "show-heat", checked: true });
+    parts.push(element("label", {}, box, ` ${heat.alt}`));
+  }
+  const rows = decisions.map(([index, kind, score]) => element("tr", {},
+    element("th", { scope: "row" }, names[index]),
+    element("td", {}, KINDS[kind]),
+    element("td", { className: "figure" }, asText(score, 3))));
+  const title = link ? element("a", { href: link, target: "_blank" }, name) : name;
+  byId("viewer").replaceChildren(
+    element("button", { type: "button", className: "close" }, "Close"),
+    element("h3", { id: "viewer-name" }, title),
+    frame, ...parts,
+    rows.length ? element("table", {}, element("tbody", {}, ...rows)) : "No label and no prediction.",
+  );
+  byId("viewer").showModal();
+}
+
+for (const image of document.querySelectorAll("[data-row] > img:first-child")) {
+  const { picture, thumbnail } = data.photos[image.parentNode.dataset.row];
+  image.src = picture ?? thumbnail;
+}
+await drawCharts();
 
 makeHeadings();
 selectRows();
@@ -276,6 +374,18 @@ for (const button of document.querySelectorAll("button[data-class]")) {
   button.addEventListener("click", () => chooseAndShow(Number(button.dataset.class)));
 }
 byId("class-select").append(...names.map((name, index) => new Option(name, index)));
+byId("photo-class").append(new Option("any", ""), ...names.map((name, index) => new Option(name, index)));
+const kinds = { "": "any", error: "any error", ...KINDS };
+byId("photo-kind").append(...Object.entries(kinds).map(([kind, text]) => new Option(text, kind)));
+selectPhotos();
+byId("photo-filter").addEventListener("input", selectPhotos);
+byId("photo-filter").addEventListener("submit", (event) => event.preventDefault());
+document.addEventListener("click", ({ target }) => {
+  const photo = target.closest("[data-row]");
+  if (photo) enlarge(photo.dataset.row, photo.querySelector(".heat"));
+  if (target === byId("viewer") || target.closest(".close")) byId("viewer").close();
+});
+dark.addEventListener("change", () => drawCharts().then(() => choose(chosen.index)));
 byId("class-select").addEventListener("change", (event) => choose(Number(event.target.value)));
 if (!data.exclusive) {
   byId("threshold").max = String(numBins - 1);

@@ -7,9 +7,11 @@ script `page.js` displays. A content security policy forbids all requests.
 import html
 import math
 import os
-from collections.abc import Mapping
 from importlib import resources
+from itertools import chain
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import plotly.graph_objects as go
@@ -22,8 +24,8 @@ from mldec.errors import visible
 from mldec.evaluation.output import is_count, meaning
 from mldec.tools.pages import NAME_LENGTH, data_url, shorten, template
 from mldec.tools.report.content import ReportContent
-from mldec.tools.report.examples import Example
-from mldec.tools.report.statistics import ClassPairs, Histograms, Interval
+from mldec.tools.report.examples import MAX_DECISIONS, Example
+from mldec.tools.report.statistics import ClassPairs, Histograms
 from mldec.tools.report.training import Curve
 
 HEAT_OPACITY = 0.8  # at the maximum of a heat map
@@ -40,14 +42,16 @@ ORANGE = (230, 159, 0)
 LAYOUT = {
     "template": "simple_white",
     "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#1f2933"},
+    "paper_bgcolor": "#ffffff",
+    "plot_bgcolor": "#ffffff",
     "margin": {"l": 56, "r": 16, "t": 28, "b": 48},
     "hovermode": "closest",
     "legend": {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0},
 }
 
 
-def render_page(content: ReportContent) -> str:
-    """Return the page as HTML; write it as UTF-8."""
+def render_page(content: ReportContent, folder: Path) -> str:
+    """Return the page as HTML, with links to the images from its folder; write it as UTF-8."""
     names = [visible(name) for name in content.table.names]
     figures = charts(content, names)
     examples: dict[int, dict[str, list[Example]]] = {}
@@ -56,18 +60,31 @@ def render_page(content: ReportContent) -> str:
         kinds[example.kind].append(example)
 
     root = f"{content.root}{os.sep}" if content.root else ""
+
+    def inside(path: str) -> str:
+        return path.removeprefix(root)
+
     page = template(
         "mldec.tools.report",
         "page.html.j2",
         number=format_metric,
         meaning=meaning,
+        is_count=is_count,
         png=heat_image,
-        inside=lambda path: path.removeprefix(root),
+        inside=inside,
     )
     policies = page.environment.policies
     policies["json.dumps_function"] = PlotlyJSONEncoder(separators=(",", ":")).encode
     policies["json.dumps_kwargs"] = {}  # the default sorts keys
-    folder = resources.files("mldec.tools.report")
+    data = script_data(content, names, figures)
+    data["photos"] = {}
+    for row, photo in content.photos.items():
+        address = link(photo.name, folder) if photo.is_file else None
+        data["photos"][row] = vars(photo) | {"name": visible(inside(photo.name)), "link": address}
+    # Metrics with intervals are the main ones. Third-party evaluators may have none.
+    metrics = content.metrics.items()
+    tested = [(name, interval) for name, interval in metrics if math.isfinite(interval.low)]
+    files = resources.files("mldec.tools.report")
     return page.render(
         report=content,
         names=names,
@@ -76,10 +93,12 @@ def render_page(content: ReportContent) -> str:
         figures=figures,
         has_heat_maps=any(example.heat is not None for example in content.examples),
         max_differences=MAX_DIFFERENCES,
-        data=script_data(content, names, figures),
-        style=Markup((folder / "page.css").read_text(encoding="utf-8")),
+        main_metrics=tested or list(metrics),
+        max_decisions=MAX_DECISIONS,
+        data=data,
+        style=Markup((files / "page.css").read_text(encoding="utf-8")),
         plotly=Markup(get_plotlyjs()),
-        script=Markup((folder / "page.js").read_text(encoding="utf-8")),
+        script=Markup((files / "page.js").read_text(encoding="utf-8")),
     )
 
 
@@ -99,8 +118,17 @@ def script_data(
         "negatives": histograms.negatives,
         "figures": figures,
         "layout": new_chart([], 400).layout,
-        "thumbnails": {row: image.url for row, image in content.thumbnails.items()},
+        "gallery": content.gallery,
     }
+
+
+def link(path: str, folder: Path) -> str:
+    """Return the address of a file relative to a folder."""
+    try:
+        path = os.path.relpath(path, folder)
+    except ValueError:  # on another drive of Windows
+        return Path(path).absolute().as_uri()
+    return quote(path.replace(os.sep, "/"), errors="surrogateescape")
 
 
 def format_metric(value: float, name: str, sign: str = "") -> str:
@@ -116,7 +144,7 @@ def heat_image(heat: np.ndarray) -> str:
     pixels = np.empty((*heat.shape, 4), np.uint8)
     pixels[..., :3] = ORANGE
     pixels[..., 3] = HEAT_OPACITY * heat
-    return data_url(Image.fromarray(pixels, "RGBA"), "PNG", optimize=True)
+    return data_url(Image.fromarray(pixels, "RGBA"), "PNG")
 
 
 def table_columns(content: ReportContent) -> list[dict[str, Any]]:
@@ -140,24 +168,26 @@ def table_columns(content: ReportContent) -> list[dict[str, Any]]:
 
 def charts(content: ReportContent, names: list[str]) -> dict[str, go.Figure]:
     """Return the charts by the ids of their elements. The script adds the charts of one class."""
-    figures = {"metrics-chart": interval_chart(content.metrics, "percent")}
-    losses: dict[str, Curve] = {}
-    metrics: dict[str, Curve] = {}
-    for name, curve in content.curves.items():
-        kind = losses if "loss" in name else metrics
-        kind[name] = curve
+    figures = {}
+    losses = {name: curve for name, curve in content.curves.items() if "loss" in name}
+    metrics = {name: curve for name, curve in content.curves.items() if "loss" not in name}
     if losses:
         figures["loss-chart"] = curve_chart(losses, "loss")
     if metrics:
         figures["metric-chart"] = curve_chart(metrics, "percent")
+        # The highest value is the best evaluation of the run.
+        epoch, _ = max(chain(*metrics.values()), key=lambda point: point[1])
+        style = {"line_color": GREY, "line_dash": "dot", "annotation_position": "top"}
+        best = f"best: epoch {epoch:g}"
+        figures["metric-chart"].add_vline(epoch, annotation_text=best, **style)
 
     if content.comparison:
         values = content.comparison.per_class[0]
         order = np.argsort(-values, kind="stable")[: np.isfinite(values).sum()]
         if len(order) > MAX_DIFFERENCES:
             order = np.delete(order, slice(MAX_DIFFERENCES // 2, -MAX_DIFFERENCES // 2))
-        gaps = {names[k]: Interval(*content.comparison.per_class[:, k].tolist()) for k in order}
-        figures["differences-chart"] = interval_chart(gaps, "difference of AP (points)")
+        gaps = content.comparison.per_class[:, order]
+        figures["differences-chart"] = difference_chart([names[k] for k in order], gaps)
 
     if content.pairs.classes:
         pair_names = [names[index] for index in content.pairs.classes]
@@ -179,27 +209,20 @@ def axis_labels(names: list[str]) -> list[str]:
     return [html.escape(shorten(name)) for name in names]
 
 
-def interval_chart(entries: Mapping[str, Interval], unit: str) -> go.Figure:
-    """Draw one row per percentage, with its interval."""
-    names = []
-    bounds = []
-    for name, interval in entries.items():
-        if math.isfinite(interval.value) and not is_count(name):
-            names.append(name)
-            bounds.append([interval.low, interval.value, interval.high])
-    low, values, high = np.reshape(bounds, (-1, 3)).T
-    above = (high - values).tolist()
-    below = (values - low).tolist()
+def difference_chart(names: list[str], gaps: np.ndarray) -> go.Figure:
+    """Draw one row per class with its value, low and high bound, in `gaps` [3, K]."""
+    values, low, high = gaps
     rows = list(range(len(names)))
     markers = go.Scatter(
         x=values.tolist(),
         y=rows,
         mode="markers",
         marker={"color": BLUE, "size": 9},
-        error_x={"array": above, "arrayminus": below, "thickness": 1.5, "width": 4},
+        error_x={"array": high - values, "arrayminus": values - low, "thickness": 1.5, "width": 4},
         customdata=[html.escape(name) for name in names],
         hovertemplate="%{customdata}: %{x:.2f}<extra></extra>",
     )
+    unit = "difference of AP (points)"
     xaxis = {"title": unit, "showgrid": True, "zeroline": True, "zerolinecolor": GREY}
     yaxis = {"tickvals": rows, "ticktext": axis_labels(names), "range": [len(names) - 0.5, -0.5]}
     return new_chart([markers], 24 * len(names) + 90, xaxis=xaxis, yaxis=yaxis)
@@ -209,11 +232,11 @@ def curve_chart(curves: dict[str, Curve], unit: str) -> go.Figure:
     """Draw at most two learning curves."""
     traces = []
     for (name, curve), color in zip(curves.items(), (BLUE, VERMILLION), strict=False):
-        steps, values = zip(*curve, strict=True)
+        epochs, values = zip(*curve, strict=True)
         style = {"mode": "lines+markers", "line": {"color": color}}
-        traces.append(go.Scatter(x=steps, y=values, name=html.escape(name), **style))
+        traces.append(go.Scatter(x=epochs, y=values, name=html.escape(name), **style))
     yaxis = {"title": unit, "showgrid": True}
-    return new_chart(traces, 340, showlegend=True, xaxis={"title": "step"}, yaxis=yaxis)
+    return new_chart(traces, 340, showlegend=True, xaxis={"title": "epoch"}, yaxis=yaxis)
 
 
 def pair_chart(pairs: ClassPairs, names: list[str], exclusive: bool) -> go.Figure:

@@ -9,8 +9,8 @@ from mldec.errors import CheckpointError
 from mldec.files.run_folder import LOG_FILE, RUN_FILE, read_facts, read_log
 from mldec.training.log import clock, read_progress
 
-# Pairs of a step and a value.
-Curve = list[tuple[int, float]]
+# Pairs of the number of epochs and a value.
+Curve = list[tuple[float, float]]
 
 
 def read_training(folder: Path | None) -> tuple[dict[str, str], dict[str, Curve], list[str]]:
@@ -44,7 +44,7 @@ def read_training(folder: Path | None) -> tuple[dict[str, str], dict[str, Curve]
 
 
 def learning_curves(lines: list[dict[str, Any]]) -> dict[str, Curve]:
-    """Return the losses and the main metric over the steps, from the lines of metrics.jsonl."""
+    """Return the losses and the main metric over the epochs, from the lines of metrics.jsonl."""
     main = "val/loss"
     for key in chain.from_iterable(lines):
         if key.startswith("val/"):
@@ -52,9 +52,15 @@ def learning_curves(lines: list[dict[str, Any]]) -> dict[str, Curve]:
             break
     names = {"train/loss", "val/loss", main, main.replace("val/", "val_raw/")}
 
+    # Evaluations are at the end of an epoch. The last one gives the number of steps per epoch.
+    steps = 1.0
+    for line in lines:
+        if main in line and line["epoch"]:
+            steps = line["step"] / line["epoch"]
+
     curves: dict[str, Curve] = defaultdict(list)
     for line in lines:
         for name in names & line.keys():
             if line[name] is not None:
-                curves[name].append((line["step"], line[name]))
+                curves[name].append((line["step"] / steps, line[name]))
     return dict(sorted(curves.items()))

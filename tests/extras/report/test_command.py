@@ -4,10 +4,12 @@ import base64
 import io
 import json
 import math
+import os
 import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from PIL import Image
 from support import QUICK, one_line
 
 from mldec.tools.report import content as module
-from mldec.tools.report.page import heat_image, pair_chart
+from mldec.tools.report.page import charts, heat_image, link, pair_chart
 from mldec.tools.report.statistics import Predictions, class_pairs, weighted_counts
 from mldec.tools.report.training import learning_curves, read_training
 from mldec.words.digits import NAMES
@@ -78,9 +80,12 @@ def test_report_equals_evaluate_and_compares_two_checkpoints(cli, best, digits_r
         assert np.isnan(gap.low) or gap.low <= gap.high
 
     for example in content.examples:
-        name = content.table.names[example.class_index]
-        has_label = name in content.thumbnails[example.row].labels
-        assert has_label == (example.kind != "wrong")
+        decisions = content.photos[example.row].decisions
+        own = [one for one in decisions if one.class_index == example.class_index]
+        assert [one.kind for one in own] == [example.kind]
+        assert own[0].score == pytest.approx(example.score, abs=1e-4)
+        assert content.photos[example.row].picture
+    assert content.gallery == list(range(90))
     assert any("the metrics are optimistic" in note for note in content.notes)
     positives = content.histograms.positives.sum(1).tolist()
     assert positives == content.table.columns["positives"]
@@ -120,6 +125,28 @@ def test_heat_image_has_the_heat_as_opacity():
     content = base64.b64decode(address.removeprefix("data:image/png;base64,"))
     with Image.open(io.BytesIO(content)) as image:
         assert np.asarray(image.getchannel("A")).tolist() == [[0, 40, 204]]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the file names are not valid on Windows")
+@pytest.mark.parametrize("name", ["a b#1?.jpg", "javascript:alert(1).jpg", "\udcff%20.jpg"])
+def test_link_leads_from_the_folder_of_the_page_to_the_file(tmp_path, name):
+    path = tmp_path / "photos" / name
+    address = link(str(path), tmp_path / "reports")
+    base = (tmp_path / "reports" / "r.html").as_uri()
+    parts = urlsplit(urljoin(base, address))
+    assert (parts.scheme, parts.query, parts.fragment) == ("file", "", "")
+    assert unquote(parts.path, errors="surrogateescape") == str(path)
+
+
+def test_chart_of_metrics_marks_the_best_epoch(cli, digits_run, here, contents):
+    cli.out("report", digits_run, *PLUGIN, "data.val_images=40", "--out", "r.html")
+    lines = [json.loads(line) for line in (digits_run / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [line for line in lines if "val/mAP" in line]
+    best = max(evaluations, key=lambda line: max(line["val/mAP"], line["val_raw/mAP"]))
+    chart = charts(contents[0], list(NAMES))["metric-chart"]
+    [mark] = chart.layout.shapes
+    assert mark.x0 == mark.x1 == best["epoch"]
+    assert str(best["epoch"]) in chart.layout.annotations[0].text
 
 
 def test_chart_of_pairs_compares_shares_of_annotated_images():
@@ -211,9 +238,9 @@ def test_training_cost_and_curves_are_read_from_the_run(digits_run, tmp_path):
     assert curves == {}
 
     # Missing values are skipped.
-    lines = [{"step": step, "train/loss": 1.0 * step, "train/lr": 1} for step in range(3)]
-    lines.append({"step": 3, "val/top1": None, "val/top5": 3.0, "val_raw/top1": 5})
+    lines = [{"step": step, "epoch": 0, "train/loss": 1.0 * step} for step in range(3)]
+    lines.append({"step": 4, "epoch": 2, "val/top1": None, "val/top5": 3.0, "val_raw/top1": 5})
     curves = learning_curves(lines)
-    assert curves["train/loss"][-1] == (2, 2.0)
-    assert curves["val_raw/top1"] == [(3, 5.0)]
+    assert curves["train/loss"][1:] == [(0.5, 1.0), (1.0, 2.0)]  # two steps per epoch
+    assert curves["val_raw/top1"] == [(2.0, 5.0)]
     assert curves.keys() == {"train/loss", "val_raw/top1"}

@@ -1,5 +1,6 @@
 """The page of a report in a browser: its table, charts, slider and safety."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -44,9 +45,8 @@ def hostile(content):
         table=replace(content.table, names=names, columns=columns),
         histograms=replace(content.histograms, positives=positives, negatives=negatives),
         examples=[one for one in content.examples if one.class_index < len(names) - 1],
-        thumbnails={
-            row: replace(thumbnail, name=HOSTILE + "\udcff", labels=[HOSTILE])
-            for row, thumbnail in content.thumbnails.items()
+        photos={
+            row: replace(photo, name=HOSTILE + "\udcff") for row, photo in content.photos.items()
         },
         unreadable=[f"photos/{HOSTILE}.png: the file is cut off"],
         comparison=replace(content.comparison, other=f"runs/{HOSTILE}.pt", per_class=gaps),
@@ -144,7 +144,7 @@ class Page:
 def browser_page(contents, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     for name, content in contents.items():
-        (folder / f"{name}.html").write_text(render_page(content), encoding="utf-8")
+        (folder / f"{name}.html").write_text(render_page(content, folder), encoding="utf-8")
     with opened(folder / "several.html", width=1600) as browser:
         yield Page(browser, folder)
 
@@ -249,11 +249,100 @@ def test_slider_updates_metrics_and_markers(browser_page, contents):
     assert page.one("#no-examples").is_displayed()
 
 
+def test_gallery_filters_its_photos(browser_page, contents):
+    page, content = browser_page.report("several"), contents["several"]
+
+    def shown():
+        script = "return [...arguments[0].children].map((one) => Number(one.dataset.row))"
+        return page.script(script, page.one("#photo-grid"))
+
+    assert shown() == content.gallery == list(range(content.images))
+    decisions = {row: content.photos[row].decisions for row in content.gallery}
+    k = 1
+    Select(page.one("#photo-class")).select_by_visible_text(content.table.names[k])
+    for kind, sign in (("right", -1), ("missed", 1)):
+        Select(page.one("#photo-kind")).select_by_value(kind)
+        scores = {}
+        for row, own in decisions.items():
+            for one in own:
+                if one[:2] == (k, kind):
+                    scores[row] = one.score
+        rows = sorted(scores, key=lambda row, scores=scores, sign=sign: sign * scores[row])
+        assert shown() == rows
+    assert rows
+
+    # Bounds of the score apply to the same decision as the other filters.
+    middle = round(float(np.median(list(scores.values()))), 2)
+    page.type("#photo-high", str(middle))
+    assert shown() == [row for row in rows if scores[row] <= middle]
+
+    page.script("document.getElementById('photo-filter').reset()")
+    Select(page.one("#photo-kind")).select_by_value("error")
+    wrong = {
+        row for row, own in decisions.items() if {"wrong", "missed"} & {one.kind for one in own}
+    }
+    assert set(shown()) == wrong
+    assert len(page.all("#photo-grid .error")) == len(wrong)
+    Select(page.one("#photo-kind")).select_by_value("")
+
+
+def test_photo_is_enlarged_with_its_decisions(browser_page, contents):
+    page, content = browser_page.report("single"), contents["single"]
+    example = next(one for one in content.examples if one.heat is not None)
+    Select(page.one("#class-select")).select_by_index(example.class_index)
+    page.one(f".examples:not([hidden]) [data-row='{example.row}']").click()
+    viewer = page.one("#viewer")
+    assert viewer.is_displayed()
+    image, heat = viewer.find_elements(By.TAG_NAME, "img")
+    assert image.get_attribute("src") == content.photos[example.row].picture
+    assert heat.size == image.size
+    rows = viewer.find_elements(By.TAG_NAME, "tr")
+    names = [row.find_element(By.TAG_NAME, "th").text for row in rows]
+    decisions = content.photos[example.row].decisions
+    assert names == [content.table.names[one.class_index] for one in decisions]
+
+    viewer.find_element(By.CSS_SELECTOR, ".show-heat").click()
+    assert not heat.is_displayed()
+    viewer.find_element(By.CSS_SELECTOR, ".close").click()
+    assert not viewer.is_displayed()
+
+
+def test_charts_follow_the_color_scheme_of_the_system(browser_page):
+    page = browser_page.report("single")
+    color = "return document.getElementById('calibration').layout.paper_bgcolor"
+    light = page.script(color)
+    try:
+        dark = {"name": "prefers-color-scheme", "value": "dark"}
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [dark]})
+        wait_until(lambda: page.script(color) != light, lambda: str(page.script(color)))
+        channels = page.script("return getComputedStyle(document.body).backgroundColor")
+        assert max(int(value) for value in re.findall(r"\d+", channels)) < 50
+    finally:
+        calm = {"name": "prefers-reduced-motion", "value": "reduce"}
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [calm]})
+
+
+def test_axes_of_counts_have_three_ticks_or_more(browser_page, contents):
+    page = browser_page.report("several")
+    for k in range(len(contents["several"].table.names)):
+        Select(page.one("#class-select")).select_by_index(k)
+        layout = "return document.getElementById('scores').layout[arguments[0]]"
+        for axis in ("yaxis", "yaxis2"):
+            found = page.script(layout, axis)
+            low, high = found["range"]
+            assert sum(low <= np.log10(tick) <= high for tick in found["tickvals"]) >= 3
+
+
 def test_hostile_names_are_text(browser_page):
     page = browser_page.report("several")
     Select(page.one("#class-select")).select_by_index(4)
     assert page.texts("#class-name") == [VISIBLE]
-    for selector in ("#class-select option", "#class-table button.link", "#pairs-table th"):
+    for selector in (
+        "#class-select option",
+        "#photo-class option",
+        "#class-table button.link",
+        "#pairs-table th",
+    ):
         assert VISIBLE in page.texts(selector)
     assert f"photos/{VISIBLE}.png: the file is cut off" in page.texts(".messages li")
     assert any(text == f"{VISIBLE}?" for text in page.texts(".gallery p"))
