@@ -45,8 +45,9 @@ from mldec.files.atomic import check_targets, replacing, to_json
 from mldec.files.torch_files import sha256_of
 from mldec.names import numbered_names
 from mldec.runtime import environment
+from mldec.tools.exported import INPUTS, KEY, OUTPUTS, Metadata, OnnxFile
 from mldec.tools.predict.decode import read_item
-from mldec.tools.predict.engine import INPUTS, KEY, OUTPUTS, Metadata, OnnxFile, TorchEngine
+from mldec.tools.predict.engine import TorchEngine
 from mldec.tools.predict.inputs import Inputs
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")

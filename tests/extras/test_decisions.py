@@ -10,7 +10,8 @@ from starlette.testclient import TestClient
 from mldec.checkpoint import load_model
 from mldec.data.images import read_image
 from mldec.tools.demo.app import Predictor, create_app
-from mldec.tools.predict.engine import ExportedEngine, OnnxFile, TorchEngine
+from mldec.tools.exported import OnnxFile
+from mldec.tools.predict.engine import ExportedEngine, TorchEngine
 
 parquet = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("onnxruntime")

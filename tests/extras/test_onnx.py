@@ -10,7 +10,7 @@ from networks import CALIBRATION, metadata, noise
 
 from mldec.errors import CheckpointError
 from mldec.tools.export import Program, quantize, serialize, to_onnx
-from mldec.tools.predict.engine import OnnxFile
+from mldec.tools.exported import OnnxFile
 
 pytest.importorskip("onnxruntime")
 

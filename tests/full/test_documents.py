@@ -226,7 +226,8 @@ def parse_line(line: str, output: str) -> Command | None:
     """Return the command of a line, or None if it is not ours."""
     if not COMMAND.match(line):
         return None
-    words = shlex.split(OPTIONAL.sub(r"\1", line), comments=True)
+    line = OPTIONAL.sub(r"\1", line).replace("$SLURM_ARRAY_TASK_ID", "0")
+    words = shlex.split(line, comments=True)
     for place, word in enumerate(words):
         rest = words[place + 1 :]
         if word == "mldec.train" or word.startswith("scripts/launch/"):

@@ -19,7 +19,7 @@ from mldec.data.types import Classes
 from mldec.heads import CSRA, GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
 from mldec.tools.export import Program, serialize, to_onnx
-from mldec.tools.predict.engine import Metadata
+from mldec.tools.exported import Metadata
 
 CLASSES = 7
 WIDTH = 5  # of word vectors

@@ -1,7 +1,7 @@
 """Predict the classes of images: `mldec predict best.pt photo.jpg folder/ [--jsonl FILE]`.
 
 Running the same command again resumes it after a stop or kill, and retries images that could not
-be read. See docs/predicting.md, and docs/scale.md for many machines.
+be read. See docs/predicting.md, and docs/scale.md for Ray Data.
 """
 
 import argparse
@@ -16,8 +16,7 @@ __getattr__ = lazily(__name__, {"Tagger": "tagger"})
 
 # Options of the command that `mldec.load` and `Tagger` accept.
 LOAD_OPTIONS = ["weights", "image_size", "class_names", "plugin", "device", "precision", "views"]
-LOAD_OPTIONS += ["classes", "vectors", "top", "threshold", "thresholds", "compile"]
-LOAD_OPTIONS += ["engine"]
+LOAD_OPTIONS += ["classes", "vectors", "top", "threshold", "thresholds", "compile", "engine"]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -26,7 +25,13 @@ def parser() -> argparse.ArgumentParser:
     cli.add_model_options(arguments, exported=True)
     cli.add_views_option(arguments)
 
-    image_options(arguments)
+    image_options(arguments).add_argument(
+        "--shard",
+        type=shard,
+        default=(0, 1),
+        metavar="I/N",
+        help="predict only every N-th image, beginning with number I, from 0",
+    )
 
     predictions = arguments.add_argument_group("predictions")
     add = predictions.add_argument
@@ -61,14 +66,6 @@ def parser() -> argparse.ArgumentParser:
     add("--parquet", metavar="FILE", help="Parquet table; needs pyarrow")
     add("--features", metavar="FILE", help="mean of the backbone's tokens: .npy, float32 [N, C]")
     add("--overwrite", action="store_true", help="replace existing result files and start again")
-    add(
-        "--shard",
-        metavar="I/N",
-        help="write shard I of N, from 0, to the folder of --jsonl FOLDER. auto/N: I of a SLURM "
-        "array or Kubernetes job; auto: of torchrun",
-    )
-    add("--merge", metavar="FOLDER", help="join the shards in a folder")
-    add("--progress", metavar="FOLDER", help="local folder of unfinished rows")
     add("--pictures", metavar="FOLDER", help="write a JPEG file with heat maps per image")
     add("--font", metavar="FILE", help="font of --pictures, a .ttf or .otf file")
     add("--suggest", action="store_true", help="leave out classes that are keywords of the photo")
@@ -84,23 +81,36 @@ def parser() -> argparse.ArgumentParser:
         help="remove all keywords that --xmp has added; needs no checkpoint",
     )
 
+    add("--sort", metavar="FOLDER", help="add links to the photos to a folder per predicted class")
+    add("--copy", action="store_true", help="copies instead of links in the folders of --sort")
+
     processing_options(arguments)
     return arguments
 
 
-def image_options(arguments: argparse.ArgumentParser) -> None:
-    """Add the arguments of the input images."""
-    add = arguments.add_argument_group("images").add_argument
-    add("images", nargs="*", help="images, .tar files or folders: paths or addresses (s3://...)")
+def shard(text: str) -> tuple[int, int]:
+    """Parse I/N with 0 <= I < N."""
+    number, _, total = text.partition("/")
+    if not (number.isdecimal() and total.isdecimal() and int(number) < int(total)):
+        raise argparse.ArgumentTypeError(f"{text} is not I/N with 0 <= I < N, such as 0/4")
+    return int(number), int(total)
+
+
+def image_options(arguments: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the arguments of the input images, and return their group."""
+    group = arguments.add_argument_group("images")
+    add = group.add_argument
+    add("images", nargs="*", help="images, .tar files or folders")
     add(
         "--list",
         metavar="FILE",
-        help="text file with one path or address per line (- for standard input), or a .csv or "
-        ".parquet file with a column of them; .parquet also with image files as bytes",
+        help="text file with one path per line (- for standard input), or a .csv or .parquet file "
+        "with a column of them; .parquet also with image files as bytes",
     )
-    add("--column", metavar="NAME", help="column of --list (default: image, path, url or bytes)")
+    add("--column", metavar="NAME", help="column of --list (default: image, path or bytes)")
     add("--root", metavar="FOLDER", help="folder of relative paths in --list (default: current)")
     add("--draft", action="store_true", help="decode large JPEG files smaller: faster, less exact")
+    return group
 
 
 def processing_options(arguments: argparse.ArgumentParser) -> None:
@@ -137,9 +147,9 @@ def main() -> None:
 
     def work(args: argparse.Namespace) -> int:
         # Import torch only after the arguments are parsed.
-        from mldec.tools.predict.run import run
+        from mldec.tools.predict.run import PredictOptions, run
 
-        return run(args)
+        return run(PredictOptions.of(vars(args)))
 
     # Images may also follow options.
     cli.run_command(parser().parse_intermixed_args, work)

@@ -18,7 +18,6 @@ from mldec.data.loader import Loader, share
 from mldec.data.transforms import Picture
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import open_binary, read_bytes
-from mldec.tools.predict import storage
 
 FEW = 64  # maximum number of images that are decoded without worker processes
 AHEAD = 4  # batches that each worker prefetches
@@ -29,7 +28,7 @@ class Item:
     """An image before decoding."""
 
     name: str  # in the results: its path, or FILE.tar/MEMBER
-    path: str  # path or address of the file that contains it
+    path: str  # of the file that contains it
     offset: int = 0  # in the file, in bytes
     size: int | None = None  # in bytes; None for a whole file
     fault: str | None = None  # error message of an image that cannot be read
@@ -37,9 +36,8 @@ class Item:
 
     @property
     def is_file(self) -> bool:
-        """True for a local image file."""
-        is_part = self.content is not None or self.size is not None
-        return not is_part and not storage.is_address(self.path)
+        """True for an image file, which is not part of another file."""
+        return self.content is None and self.size is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class Fault:
     """The error of an image without a prediction."""
 
     message: str
-    retry: bool = False  # whether another attempt may succeed, as after a network error
+    retry: bool = False  # whether another attempt may succeed, as for a missing file
 
 
 @dataclass(frozen=True)
@@ -132,8 +130,6 @@ def read_content(item: Item) -> tuple[str, bytes]:
         raise DataError(item.fault)
     if isinstance(item.content, bytes):
         return item.name, item.content
-    if storage.is_address(item.path):
-        return item.name, storage.read(item.path)
     if item.size is None:
         return item.path, read_bytes(Path(item.path))
 

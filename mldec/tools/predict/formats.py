@@ -1,56 +1,44 @@
-"""Formats of result files.
+"""Formats of result files."""
 
-All formats are converted from lines. A line contains the result of an image: its JSON object, and
-if features are requested, a tab and the features in base64. Lines of images to retry end with
-`RETRY`.
-"""
-
-import base64
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 
 from mldec.data.readers.labeling import studio_address
 from mldec.errors import print_error
-from mldec.files.atomic import csv_lines, to_json
+from mldec.files.atomic import csv_lines, named, to_json
 from mldec.tools.predict.answers import Row, Rule, entries
 
-Lines = Iterable[bytes]
-
 SEPARATOR = ";"  # between the classes of an image in a CSV file
-FEATURES = b"\t"  # before the features; JSON has no tab
-RETRY = FEATURES + b"!"
 NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, 2.2
 
 
-def line_of(rule: Rule, row: Row) -> bytes:
-    """Return the line of a row, without a line break."""
-    line = to_json(entries(rule, row)).encode()
-    if row.features is not None:
-        line += FEATURES + base64.b64encode(row.features.numpy().tobytes())
-    return line + RETRY if row.retry else line
+class Line(NamedTuple):
+    """The result of an image, from which all formats are written."""
+
+    image: str
+    text: str  # its JSON object
+    features: bytes | None  # float32 [C], if requested
+    retry: bool  # see `Row`
 
 
-def row_of(line: bytes) -> dict[str, Any]:
+Lines = Iterable[Line]
+
+
+def line_of(rule: Rule, row: Row) -> Line:
+    """Return the line of a row."""
+    features = None if row.features is None else row.features.numpy().tobytes()
+    return Line(named(row.image)["image"], to_json(entries(rule, row)), features, row.retry)
+
+
+def row_of(line: Line) -> dict[str, Any]:
     """Return the JSON object of a line."""
-    return dict(json.loads(line.partition(FEATURES)[0]))
-
-
-def image_of(line: bytes) -> str | None:
-    """Return the image of a line with its line break, or None if the line is damaged."""
-    text, _, features = line.removesuffix(b"\n").removesuffix(RETRY).partition(FEATURES)
-    try:
-        base64.b64decode(features, validate=True)
-        image = json.loads(text)["image"]
-    except (ValueError, TypeError, KeyError):
-        return None
-    is_valid = isinstance(image, str) and line.endswith(b"\n")
-    return image if is_valid else None
+    return dict(json.loads(line.text))
 
 
 def cells_of(row: dict[str, Any]) -> dict[str, Any]:
@@ -59,8 +47,7 @@ def cells_of(row: dict[str, Any]) -> dict[str, Any]:
     if "predictions" in row:
         cells["classes"] = [prediction["name"] for prediction in row["predictions"]]
         cells["scores"] = [prediction["score"] for prediction in row["predictions"]]
-    # Scores from a Parquet file are a list.
-    elif isinstance(row.get("scores"), dict):
+    elif "scores" in row:
         cells["scores"] = list(row["scores"].values())
     return cells
 
@@ -68,7 +55,7 @@ def cells_of(row: dict[str, Any]) -> dict[str, Any]:
 def json_lines(rule: Rule, lines: Lines) -> Iterator[str]:
     """Yield the text of JSON Lines, with one JSON object per line."""
     for line in lines:
-        yield line.partition(FEATURES)[0].decode() + "\n"
+        yield line.text + "\n"
 
 
 def json_list(rule: Rule, lines: Lines) -> Iterator[str]:
@@ -213,15 +200,14 @@ def features(lines: Callable[[], Lines], file: BinaryIO) -> None:
     width = 0
     for line in lines():
         count += 1
-        if not width:
-            width = len(base64.b64decode(line.partition(FEATURES)[2])) // 4
+        width = width or len(line.features or b"") // 4
     kind = np.lib.format.dtype_to_descr(np.dtype(np.float32))
     header = {"descr": kind, "fortran_order": False, "shape": (count, width)}
     np.lib.format.write_array_header_1_0(file, header)
 
     missing = np.full(width, np.nan, np.float32).tobytes()
     for line in lines():
-        file.write(base64.b64decode(line.partition(FEATURES)[2]) or missing)
+        file.write(line.features or missing)
 
 
 def write(kind: str, rule: Rule, lines: Callable[[], Lines], file: BinaryIO) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from mldec.data.images import FIX, upright
 from mldec.errors import DataError, brief
-from mldec.tools.predict import storage
 from mldec.tools.predict.decode import Item
 from mldec.tools.predict.inputs import Inputs, is_tar
 
@@ -64,13 +64,11 @@ def to_item(photo: Any, name: str) -> Item:
 
 
 def _is_container(path: str) -> bool:
-    """Return True for a folder or a tar file. Addresses of folders must end with a slash."""
+    """Return True for a folder or a tar file."""
     if is_tar(path) or not path:
         return bool(path)
-    if storage.is_address(path):
-        return path.endswith("/")
     with suppress(OSError):  # such as a name that is too long
-        return storage.is_folder(path)
+        return Path(path).is_dir()
     return False
 
 

@@ -1,167 +1,232 @@
-"""Result files that survive a kill, and the parts of shards.
+"""Result files that survive a kill.
 
-1. Rows are appended to a journal in a local folder. A restarted command continues after them.
-2. The result files are written at the end, each atomically. A file is first added to the record
-   next to the first file. A restarted command only replaces files in the record.
-3. Finally, the record gets the fingerprints of the files, and the journal is removed. It is kept
-   while some images may succeed in another attempt. The next command replaces only their rows.
+1. Rows are added to a database in the folder FILE.progress. A restarted command continues after
+   them.
+2. The result files are written at the end, each atomically.
+3. The record FILE.run.json has the settings from the start, and at the end the fingerprints of the
+   files. A restarted command only replaces files in the record.
+
+The database is removed at the end, unless some images may succeed in another attempt. The next
+command then replaces only their rows.
 """
 
 import hashlib
 import json
 import os
-import re
+import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from mldec.data.photos import SkippedFiles
-from mldec.errors import ConfigError, DataError, Stopped, naming_errors, writing
+from mldec.errors import ConfigError, DataError, naming_errors
 from mldec.files.atomic import named, replacing, to_json
-from mldec.tools.predict import storage
+from mldec.files.text import read_if_exists
+from mldec.files.torch_files import sha256_of
 from mldec.tools.predict.answers import Rule
 from mldec.tools.predict.decode import Item
-from mldec.tools.predict.formats import RETRY, Lines, image_of, row_of, write
-from mldec.tools.predict.inputs import Inputs, Shard
+from mldec.tools.predict.formats import Line, row_of, write
 
-VERSION = 5  # of records and lines; increase it if their meaning changes
+VERSION = 6  # of records and rows; increase it if their meaning changes
 
-# A journal is flushed after this number of rows or seconds.
+# Rows are flushed to the disk after this number of rows or seconds.
 FLUSHED_ROWS = 1000
 FLUSHED_SECONDS = 30.0
 
-# Suffixes of the record and of the folder of journals of a result file.
+# Suffixes of the record and of the folder of the rows, after the name of the first result file.
 RECORD = ".run.json"
-JOURNAL = ".progress"
-WORK = "_mldec"  # folder of these for parts; table readers skip names that start with _
+PROGRESS = ".progress"
+ROWS = "rows.sqlite"
 
-# Files in the folder of a journal.
-ROWS = "rows.jsonl"
-HOW = "record.json"
-
-PART = r"part-\d{5,}-of-(\d{5,})\.(jsonl|parquet)"
+COLUMNS = "number INTEGER PRIMARY KEY, image, text, features, retry"  # see `Line`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The settings of a result or a journal, and its content once it is complete."""
+    """The settings of a result, and its content once it is complete."""
 
     made_with: dict[str, Any]  # all settings that change the rows, by names for messages
     images: int | None = None  # None before all rows are written
     errors: int = 0  # images with an error
-    retry: int = 0  # images of the result that the next command predicts again
+    retry: int = 0  # images that the next command predicts again
     names: str = ""  # hash of the names of the images
-    unsupported_files: dict[str, Any] = field(default_factory=dict)  # see `SkippedFiles`
-    # Fingerprint of each result file, as a list. The list is empty while the file is written.
-    files: dict[str, list[str]] = field(default_factory=dict)
+    # SHA-256 of each result file; None while the file is written or replaced.
+    files: dict[str, str | None] = field(default_factory=dict)
 
-    def write(self, path: str, scratch: Path) -> None:
-        """Write the record to a file, see `storage.publishing`."""
-        with storage.publishing(path, scratch) as file:
-            file.write((to_json(asdict(self), indent=1) + "\n").encode())
 
-    @classmethod
-    def read(cls, path: str) -> "Record | None":
-        """Return the record in a file, or None if it does not exist."""
-        if not storage.exists(path):
-            return None
-        remedy = "restore it, or pass --overwrite to start again"
-        with naming_errors(path, DataError, remedy=remedy), storage.opened(path) as file:
-            return cls(**json.loads(file.read()))
+class Results:
+    """The result files of a command, their record and their rows.
 
-    def compare(self, target: str, made_with: dict[str, Any]) -> None:
-        """Raise ConfigError if the settings have changed."""
-        for key in {**self.made_with, **made_with}:
-            before = self.made_with.get(key)
+    Only one process may use them at a time, see `locked`. Files that are not in the record are
+    never replaced, except with `overwrite`, which also starts again.
+
+    Raises:
+        ConfigError: If the settings have changed, or a file is not in the record.
+    """
+
+    def __init__(
+        self, targets: Mapping[str, str], made_with: dict[str, Any], *, overwrite: bool = False
+    ) -> None:
+        self.name = next(iter(targets.values()))  # for messages
+        self.images = 0  # number of rows
+        self.retries = 0  # number of images to retry, if there is a row for each image
+        self._targets = targets  # by the names of their options
+        self._path = Path(self.name + RECORD)
+        self._rows = Path(self.name + PROGRESS, ROWS)
+        self._numbers: Iterator[int] = count()  # of the next rows
+
+        content = read_if_exists(self._path)
+        if content is None and self._rows.exists():
+            raise ConfigError(f"{self._rows} exists and was not written by this command; move it")
+        if overwrite:
+            self._rows.unlink(missing_ok=True)
+            existing = [path for path in targets.values() if Path(path).exists()]
+            self._save(Record(made_with=made_with, files=dict.fromkeys(existing)))
+            return
+        self.record = Record(made_with=made_with)
+        if content is not None:
+            remedy = "restore it, or pass --overwrite to start again"
+            with naming_errors(self._path, DataError, remedy=remedy):
+                self.record = Record(**json.loads(content))
+        self._check(made_with)
+
+    def _check(self, made_with: dict[str, Any]) -> None:
+        for key in {**self.record.made_with, **made_with}:
+            before = self.record.made_with.get(key)
             now = made_with.get(key)
             if before != now:
                 raise ConfigError(
-                    f"{target} was started with {key} {json.dumps(before)[:100]}, not "
+                    f"{self.name} was started with {key} {json.dumps(before)[:100]}, not "
                     f"{json.dumps(now)[:100]}; name another file, or pass --overwrite"
                 )
-
-
-def changed(target: str, difference: str) -> DataError:
-    """Return the error for changed input images."""
-    return DataError(
-        f"{target}: the input images have changed ({difference}); "
-        f"pass --overwrite to start again, or name another file"
-    )
-
-
-class Outputs:
-    """The result files of a command and their record. Other files are never replaced."""
-
-    def __init__(
-        self, targets: Mapping[str, str], made_with: dict[str, Any], work: Path, overwrite: bool
-    ) -> None:
-        self._targets = targets  # by the names of their options
-        self._made_with = made_with  # see `Record`
-        self._work = work  # local folder for temporary files
-        self._path = companion(next(iter(targets.values())), RECORD)
-        if overwrite:
-            self.record: Record | None = None
-            files: dict[str, list[str]] = {}
-            for path in targets.values():
-                if storage.exists(path):
-                    files[_key(path)] = []
-            self._save(Record(made_with=made_with, files=files))
-        else:
-            self.record = Record.read(self._path)
-
-    def is_complete(self) -> bool:
-        """Return True if all files are as they were written; raise ConfigError for other files."""
         for path in self._targets.values():
-            known = self.record.files.get(_key(path)) if self.record else None
-            if not storage.exists(path) or known == []:
-                continue
-            if known is None or storage.fingerprint(path) not in known:
+            known = self.record.files.get(path, "")
+            if Path(path).exists() and known not in (None, sha256_of(Path(path))):
                 raise ConfigError(
                     f"{path} exists and was changed or not written by this command; "
                     f"move it, name another file, or pass --overwrite"
                 )
-        is_written = self.record is not None and self.record.images is not None
-        return is_written and all(storage.exists(path) for path in self._targets.values())
 
-    def publish(self, rule: Rule, lines: Callable[[], Lines], inputs: Inputs) -> Record:
-        """Write all result files, and then their record."""
+    def is_complete(self, items: Iterable[Item]) -> bool:
+        """Return True if no row is missing. Raises DataError if the images have changed."""
+        record = self.record
+        exist = all(Path(path).exists() for path in self._targets.values())
+        if record.images is None or record.retry or not exist:
+            return False
+        images, names = count_and_hash(named(item.name)["image"] for item in items)
+        if names != record.names:
+            raise self._changed(f"{record.images:,} images then, {images:,} now")
+        # The process may have been killed between the result and the removal of its rows.
+        self._rows.unlink(missing_ok=True)
+        return True
+
+    def begin(self, items: Iterator[Item], batch: int) -> Iterator[Item]:
+        """Return the images without a row, or those to retry if there is a row for each image.
+
+        Rows of an incomplete batch are removed, because a batch of another size may change the last
+        digit of a score.
+        """
+        if not self._rows.exists():
+            self._save(replace(self.record, images=None, retry=0))
+        with self._database() as rows:
+            rows.execute(f"CREATE TABLE IF NOT EXISTS rows ({COLUMNS})")
+            [(self.images,)] = rows.execute("SELECT count(*) FROM rows")
+            has_all = self.images == self.record.images
+            if not has_all:
+                self.images -= self.images % batch
+                rows.execute("DELETE FROM rows WHERE number >= ?", (self.images,))
+
+        again = []
+        for number, line in enumerate(self.lines()):
+            item = next(items, None)
+            if item is None or named(item.name)["image"] != line.image:
+                raise self._changed(f"image {number + 1:,} differs")
+            if line.retry and has_all:
+                again.append((number, item))
+        if has_all and next(items, None) is not None:
+            raise self._changed(f"there were {self.images:,}, now there are more")
+        self.retries = len(again)
+        self._numbers = chain([number for number, _ in again], count(self.images))
+        return chain([item for _, item in again], items)
+
+    def write(self, lines: Iterable[Line]) -> None:
+        """Add the rows of the images of `begin`, in their order. An error keeps the other rows."""
+        waiting: list[tuple[Any, ...]] = []
+        flushed = time.monotonic()
+        try:
+            for line in lines:
+                waiting.append((next(self._numbers), *line))
+                is_late = time.monotonic() - flushed > FLUSHED_SECONDS
+                if is_late or len(waiting) >= FLUSHED_ROWS:
+                    self._flush(waiting)
+                    waiting = []
+                    flushed = time.monotonic()
+        finally:
+            self._flush(waiting)
+
+    def _flush(self, values: list[tuple[Any, ...]]) -> None:
+        with self._database() as rows:
+            rows.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?)", values)
+
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
+        """Open the rows for one transaction. Errors become DataError."""
+        # The folder is locked already, and network file systems may not support SQLite's locks.
+        address = f"{self._rows.absolute().as_uri()}?nolock=1"
+        remedy = "make it writable and free space, or pass --overwrite to start again"
+        with (
+            naming_errors(self._rows, DataError, remedy=remedy),
+            closing(sqlite3.connect(address, uri=True)) as rows,
+            rows,
+        ):
+            yield rows
+
+    def lines(self) -> Iterator[Line]:
+        """Yield all rows."""
+        with self._database() as rows:
+            query = "SELECT image, text, features, retry FROM rows ORDER BY number"
+            yield from map(Line._make, rows.execute(query))
+
+    def publish(self, rule: Rule) -> None:
+        """Write all result files from the rows, and then their record."""
         errors = 0
         retry = 0
 
         def names() -> Iterator[str]:
             nonlocal errors, retry
-            for line in lines():
-                row = row_of(line)
-                errors += "error" in row
-                retry += line.endswith(RETRY)
-                yield row["image"]
+            for line in self.lines():
+                errors += "error" in row_of(line)
+                retry += line.retry
+                yield line.image
 
         images, digest = count_and_hash(names())
+        self._save(replace(self.record, files=dict.fromkeys(self._targets.values())))
+        # Commands that write the same file must not share a temporary file.
+        tag = hashlib.sha256(str(self._rows.absolute()).encode()).hexdigest()[:12]
+        files: dict[str, str | None] = {}
         for kind, target in self._targets.items():
-            files = self.record.files if self.record else {}
-            self._save(Record(made_with=self._made_with, files={**files, _key(target): []}))
-            with storage.publishing(target, self._work) as file:
-                write(kind, rule, lines, file)
-
-        record = Record(
-            made_with=self._made_with,
-            images=images,
-            errors=errors,
-            retry=retry,
-            names=digest,
-            unsupported_files=inputs.skipped.to_dict(),
-            files={_key(path): [storage.fingerprint(path)] for path in self._targets.values()},
-        )
-        self._save(record)
-        return record
+            # Replace the target of a link, not the link.
+            with replacing(Path(os.path.realpath(target)), durable=True, tag=tag) as file:
+                write(kind, rule, self.lines, file)
+            files[target] = sha256_of(Path(target))
+        record = replace(self.record, images=images, names=digest, files=files)
+        self._save(replace(record, errors=errors, retry=retry))
+        if not retry:
+            self._rows.unlink()
 
     def _save(self, record: Record) -> None:
-        record.write(self._path, self._work)
+        with replacing(self._path, durable=True) as file:
+            file.write((to_json(asdict(record), indent=1) + "\n").encode())
         self.record = record
+
+    def _changed(self, difference: str) -> DataError:
+        return DataError(
+            f"{self.name}: the input images have changed ({difference}); "
+            f"pass --overwrite to start again, or name another file"
+        )
 
 
 def count_and_hash(names: Iterable[str]) -> tuple[int, str]:
@@ -172,183 +237,3 @@ def count_and_hash(names: Iterable[str]) -> tuple[int, str]:
         digest.update(name.encode() + b"\0")
         count += 1
     return count, digest.hexdigest()
-
-
-class Journal:
-    """The rows of one process in a local folder: one line per image, in order."""
-
-    def __init__(self, folder: Path, target: str, made_with: dict[str, Any]) -> None:
-        self.folder = folder
-        self.rows = folder / ROWS
-        self.images = 0  # number of rows
-        self.failed: list[Item] = []  # images to retry, if the journal is complete
-        self._target = target  # the result file, for messages
-        self._record = str(folder / HOW)
-        self._made_with = made_with  # see `Record`
-        self._waiting: list[bytes] = []
-        self._flushed = time.monotonic()
-
-    def begin(self, items: Iterator[Item], batch: int, overwrite: bool) -> Iterator[Item]:
-        """Return the images without a row, or the images to retry of a complete journal.
-
-        Rows of an incomplete batch are removed, because a batch of another size may change the last
-        digit of a score.
-        """
-        if self.rows.exists() and not storage.exists(self._record):
-            raise ConfigError(f"{self.rows} exists and was not written by this command; move it")
-        record = None if overwrite else Record.read(self._record)
-        if record is None:
-            self.rows.unlink(missing_ok=True)
-            record = Record(made_with=self._made_with)
-            record.write(self._record, self.folder)
-        record.compare(self._target, self._made_with)
-        self.rows.touch()
-
-        end = position = 0
-        kept: list[Item] = []  # of the last batch
-        failed = []
-        with self.rows.open("rb+") as file:
-            for line in file:
-                name = image_of(line)
-                if name is None:
-                    break
-                item = next(items, None)
-                self.images += 1
-                if item is None or named(item.name)["image"] != name:
-                    raise changed(self._target, f"image {self.images:,} differs")
-                kept.append(item)
-                if line.endswith(RETRY + b"\n"):
-                    failed.append(item)
-                position += len(line)
-                if self.images % batch == 0:
-                    end = position
-                    kept.clear()
-            if self.images == record.images:
-                if next(items, None) is not None:
-                    raise changed(self._target, f"there were {self.images:,}, now there are more")
-                self.failed = failed
-                return iter(failed)
-            file.truncate(end)
-        self.images -= len(kept)
-        return chain(kept, items)
-
-    def add(self, line: bytes) -> None:
-        """Append the row of the next image."""
-        self._waiting.append(line + b"\n")
-        self.images += 1
-        is_late = time.monotonic() - self._flushed > FLUSHED_SECONDS
-        if is_late or len(self._waiting) >= FLUSHED_ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write all rows to the disk."""
-        # Write them only once, because a full disk may leave an incomplete line.
-        waiting = self._waiting
-        self._waiting = []
-        with writing(self.folder), self.rows.open("ab") as file:
-            file.writelines(waiting)
-            file.flush()
-            os.fsync(file.fileno())
-        self._flushed = time.monotonic()
-
-    def retry(self, lines: Iterator[bytes]) -> None:
-        """Replace the rows of the images to retry. A stop keeps the other rows."""
-        stopped = None
-        with replacing(self.rows) as new, self.rows.open("rb") as old:
-            for line in old:
-                if line.endswith(RETRY + b"\n") and stopped is None:
-                    try:
-                        line = next(lines) + b"\n"
-                    except Stopped as error:
-                        stopped = error
-                new.write(line)
-        if stopped is not None:
-            raise stopped
-
-    def finish(self) -> None:
-        """Record that the rows are complete."""
-        Record(made_with=self._made_with, images=self.images).write(self._record, self.folder)
-
-
-def remove_journals(work: Path, folders: Iterable[Path]) -> None:
-    """Remove the files of journals, and their folders if they are empty."""
-    for folder in folders:
-        if (folder / HOW).exists():
-            (folder / ROWS).unlink(missing_ok=True)
-            (folder / HOW).unlink()
-        with suppress(OSError):
-            folder.rmdir()
-    with suppress(OSError):
-        work.rmdir()
-
-
-def part_of(folder: str, kind: str, shard: Shard) -> str:
-    """Return the path of the part of a shard."""
-    return f"{folder.rstrip('/')}/part-{shard.number:05}-of-{shard.total:05}.{kind}"
-
-
-def parts_in(folder: str) -> list[str]:
-    """Return the paths of all parts in a folder, including missing ones."""
-    kinds = set()
-    files = storage.files_in(folder, SkippedFiles()) if storage.exists(folder) else ()
-    for path in files:
-        if match := re.fullmatch(PART, path.rpartition("/")[2]):
-            kinds.add((match[2], int(match[1])))
-    if len(kinds) > 1:
-        raise ConfigError(f"{folder} has parts of several results; use one folder for each")
-    parts = []
-    for kind, count in kinds:
-        parts += [part_of(folder, kind, Shard(number, count)) for number in range(count)]
-    return parts
-
-
-def is_part(target: str) -> bool:
-    """Return True for the name of a part."""
-    return re.fullmatch(PART, target.rpartition("/")[2]) is not None
-
-
-def companion(target: str, suffix: str) -> str:
-    """Return the path of the record or of the journals of a result file."""
-    folder, _, name = target.rpartition("/")
-    if is_part(target):
-        return f"{folder}/{WORK}/{name}{suffix}"
-    return target + suffix
-
-
-def _key(path: str) -> str:
-    # Parts can be moved with their folder.
-    return path.rpartition("/")[2] if is_part(path) else path
-
-
-def lines_in(path: str) -> Iterator[bytes]:
-    """Yield the lines of a JSON Lines or Parquet file."""
-    with storage.opened(path) as file:
-        if not path.endswith(".parquet"):
-            for line in file:
-                yield line.rstrip(b"\n")
-            return
-
-        from pyarrow.parquet import ParquetFile
-
-        with naming_errors(path, DataError, remedy="remove it, and run its shard again"):
-            for batch in ParquetFile(file).iter_batches(1000):
-                for cells in batch.to_pylist():
-                    row = {key: cell for key, cell in cells.items() if cell is not None}
-                    yield to_json(row).encode()
-
-
-def joined(parts: Sequence[Sequence[str]], inputs: Inputs, target: str) -> Iterator[bytes]:
-    """Yield the lines of the files of all parts, in the order of the input images."""
-    lines = [chain.from_iterable(map(lines_in, files)) for files in parts]
-    if len(lines) == 1:
-        yield from lines[0]
-        return
-
-    number = 0
-    for number, (owner, item) in enumerate(inputs.divided(len(parts)), 1):
-        line = next(lines[owner], b"{}")
-        if row_of(line).get("image") != named(item.name)["image"]:
-            raise changed(target, f"image {number:,} differs")
-        yield line
-    if any(next(rest, None) for rest in lines):
-        raise changed(target, f"there were more than {number:,}")

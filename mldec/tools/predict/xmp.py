@@ -25,7 +25,7 @@ def suggestions(row: Row) -> Row:
     """Return a row without the classes that are keywords of its photo."""
     if row.error is not None:
         return row
-    present = _names(read_keywords(_photo_of(row, "--suggest")))
+    present = _names(read_keywords(photo_of(row, "--suggest")))
     missing = [item for item in row.predictions if item.name.strip().casefold() not in present]
     return replace(row, predictions=missing)
 
@@ -39,7 +39,7 @@ def write_sidecar(row: Row, parent: str | None = None) -> list[str]:
     """
     if row.error is not None:
         return []
-    photo = _photo_of(row, "--xmp")
+    photo = photo_of(row, "--xmp")
     of_photo = read_keywords(photo)
     present = _names(of_photo)
     keywords = []
@@ -66,7 +66,8 @@ def write_sidecar(row: Row, parent: str | None = None) -> list[str]:
     return results
 
 
-def _photo_of(row: Row, option: str) -> Path:
+def photo_of(row: Row, option: str) -> Path:
+    """Return the image file of a row. Raises ConfigError with the option if there is none."""
     if row.path is None or not Path(row.path).is_file():
         raise ConfigError(f"{option}: {row.image} is not an image file; omit {option}")
     return Path(row.path)

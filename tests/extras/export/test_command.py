@@ -21,7 +21,7 @@ from mldec.evaluation.run import scores
 from mldec.files.torch_files import sha256_of
 from mldec.tools import export as exporting
 from mldec.tools.export import MAX_BATCH, Program, compare, read_folder
-from mldec.tools.predict.engine import OnnxFile
+from mldec.tools.exported import OnnxFile
 
 GENERATED = exporting.generate_images(32, any_size=False)
 

@@ -9,7 +9,7 @@ from networks import CALIBRATION, HEADS, OF_WORDS, metadata, noise, words_of
 
 from mldec.backbones import HFBackbone, TimmBackbone
 from mldec.tools.export import Program, serialize, to_onnx
-from mldec.tools.predict.engine import OnnxFile
+from mldec.tools.exported import OnnxFile
 
 pytest.importorskip("onnxruntime")
 

@@ -16,11 +16,9 @@ from PIL.PngImagePlugin import PngInfo
 from support import assert_same_rows, one_line
 
 import mldec
-from mldec.errors import ConfigError
 from mldec.files.run_folder import RunLock
 from mldec.files.torch_files import read_torch
 from mldec.tools.predict import results
-from mldec.tools.predict.inputs import NUMBERS, chosen_shard
 from mldec.tools.predict.run import FORMATS
 
 SHARED = ["--plugin", "patches", "--device", "cpu", "--threshold", "0", "--top", "2"]
@@ -117,12 +115,12 @@ def test_complete_result_is_not_changed(photos, predict):
     assert predict(*words).status == 1
     before = {path: path.stat().st_mtime_ns for path in Path().glob("r.*")}
     assert [path.name for path in sorted(before)] == ["r.jsonl", "r.jsonl.run.json"]
-    # A process that is killed just before its end leaves a journal.
-    journal = Path("r.jsonl" + results.JOURNAL, "0")
-    journal.mkdir(parents=True)
-    (journal / results.ROWS).touch()
-    (journal / results.HOW).touch()
+    # A process that is killed just before its end leaves its rows.
+    progress = Path("r.jsonl" + results.PROGRESS)
+    progress.mkdir()
+    (progress / results.ROWS).touch()
     status, out, err = predict(*words)
+    assert not progress.exists()
     assert (status, err) == (1, ""), "an image has an error"
     assert "is complete" in out
     assert {path: path.stat().st_mtime_ns for path in Path().glob("r.*")} == before
@@ -151,7 +149,7 @@ def test_files_of_others_are_not_replaced(predict, stop_at):
     Path("s.csv").unlink()
 
     assert predict(*words).status == 1
-    assert patches.forwards == 9 - 6, "the journal is kept"
+    assert patches.forwards == 9 - 6, "the rows are kept"
     Path("s.csv").write_text("after the end")
     assert "s.csv" in predict(*words).err
 
@@ -167,15 +165,17 @@ def test_files_of_others_are_not_replaced(predict, stop_at):
 
 def test_folders_of_the_user_are_kept(predict):
     folder = Path("r.jsonl.progress")
-    (folder / "0").mkdir(parents=True)
-    (folder / "0" / "a.txt").write_text("precious")
+    folder.mkdir()
+    (folder / "a.txt").write_text("precious")
     for _ in range(2):
         assert predict("--jsonl", "r.jsonl").status == 1
-    assert [path.name for path in folder.rglob("*")] == ["0", "a.txt"]
-    Path("s.jsonl.progress/0").mkdir(parents=True)
-    Path("s.jsonl.progress/0/rows.jsonl").write_text("precious")
-    assert "rows.jsonl" in predict("--jsonl", "s.jsonl").err
-    assert Path("s.jsonl.progress/0/rows.jsonl").read_text() == "precious"
+    assert [path.name for path in folder.iterdir()] == ["a.txt"]
+    Path("s.jsonl.progress").mkdir()
+    file = Path("s.jsonl.progress", results.ROWS)
+    file.write_text("precious")
+    for words in ([], ["--overwrite"]):
+        one_line(predict("--jsonl", "s.jsonl", *words).err.splitlines()[-1], file.name)
+    assert file.read_text() == "precious"
 
 
 def test_unusable_sidecar_is_an_error_of_its_photo(cli, best, photos):
@@ -281,7 +281,7 @@ def test_stopped_command_resumes(name, predict, stop_at):
     assert not any(path.exists() for path in files.values())
 
     stop_at("SIGTERM", 0)
-    folder = Path("again", "r.jsonl.progress", "0")
+    folder = Path("again", "r.jsonl.progress")
     with RunLock(folder, of_run=False) as lock:
         lock.take()
         assert str(folder) in predict(*words).err
@@ -291,7 +291,7 @@ def test_stopped_command_resumes(name, predict, stop_at):
     assert "7 images" in out
     assert patches.forwards == 3, "images with a row are not predicted again"
     assert {option: path.read_bytes() for option, path in files.items()} == whole
-    assert not folder.parent.exists()
+    assert not folder.exists()
 
 
 @pytest.fixture
@@ -372,6 +372,43 @@ def test_pictures_without_glyphs_name_the_option(cli, best, photos):
     assert "--font" in err
 
 
+def linked(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*.png"))
+
+
+@pytest.mark.parametrize("words", [[], ["--copy"]])
+def test_photos_are_sorted_by_class(cli, best, photos, words):
+    (photos / "again").mkdir()
+    picture(64, 64, seed=90).save(photos / "again" / "0.png")
+    Path("names.txt").write_text("\n".join(["a/b", "..", *"cdefghij"]))
+    words = ["predict", best, photos, *SHARED, "--class-names", "names.txt", *words]
+    words += ["--sort", "sorted", "--jsonl"]
+    assert cli(*words, "r.jsonl").status == 1
+
+    expected = {}
+    for row in rows_of(Path("r.jsonl").read_text()):
+        for prediction in row.get("predictions", []):
+            folder = {"a/b": "a_b", "..": "_"}.get(prediction["name"], prediction["name"])
+            expected.setdefault(folder, set()).add(Path(row["image"]).read_bytes())
+    for folder, contents in expected.items():
+        files = list(Path("sorted", folder).iterdir())
+        assert {file.read_bytes() for file in files} == contents
+        assert len(files) == len(contents), "each photo once, also photos of the same name"
+        assert {file.is_symlink() for file in files} == {"--copy" not in words}
+    assert {path.name for path in Path("sorted").iterdir()} == expected.keys()
+
+    # The same photos again, and a file of the user with the name of a photo.
+    before = linked("sorted")
+    assert cli(*words, "again.jsonl").status == 1
+    assert linked("sorted") == before
+    file = Path("sorted", next(name for name in before if name.endswith("/1.png")))
+    file.unlink()
+    file.write_text("precious")
+    assert cli(*words, "other.jsonl").status == 1
+    assert file.read_text() == "precious"
+    assert len(linked("sorted")) == len(before) + 1
+
+
 def test_scores_that_are_not_finite_are_an_error_row(cli, best, photos):
     state = read_torch(best)
     for weights in ("model", "ema"):
@@ -398,98 +435,28 @@ def test_checkpoint_without_thresholds_is_reported(cli, best, photos):
     assert cli(*words, "--content", "scores").err == ""
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_merged_parts_are_the_whole_result(predict, kind):
-    shards = 3
-    parquet = pytest.importorskip("pyarrow.parquet")
-    assert predict(f"--{kind}", f"whole.{kind}").status == 1
-    for number in reversed(range(shards)):
-        assert predict("--shard", f"{number}/{shards}", f"--{kind}", "parts").status in (0, 1)
-    assert "is complete" in predict("--shard", f"0/{shards}", f"--{kind}", "parts").out
-    names = [f"part-{number:05}-of-{shards:05}.{kind}" for number in range(shards)]
-    assert sorted(path.name for path in Path("parts").iterdir()) == ["_mldec", *names]
+def test_shards_are_slices_of_the_images(photos, predict):
+    assert predict("--jsonl", "whole.jsonl").status == 1
+    whole = rows_of(Path("whole.jsonl").read_text())
+    for number in (2, 0, 1):
+        shard = ["--shard", f"{number}/3", "--jsonl", f"{number}.jsonl"]
+        # The fourth image cannot be read.
+        assert predict(*shard).status == int(number == 0)
+        assert_same_rows(f"{number}.jsonl", write_rows(whole[number::3]))
+    assert "is complete: 4 images, 1 with" in predict("--shard", "0/3", "--jsonl", "0.jsonl").out
+    assert rows_of(predict("--shard", "2/3", "--jsonl", "-").out)[0]["image"].endswith("2.png")
 
-    merge = ["--merge", "parts", f"--{kind}", f"joined.{kind}"]
-    status, out, _ = predict(*merge)
-    assert status == 1
-    assert "10 images, 1 " in out
-    assert_same_rows(f"joined.{kind}", f"whole.{kind}")
-    assert "is complete" in predict(*merge).out
-    if kind == "parquet":
-        assert parquet.read_table("parts").num_rows == 10
-        return
-    predict("--merge", "parts/", "--csv", "joined.csv")
-    with Path("joined.csv").open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == 10
+    one_line(predict("--shard", "1/3", "--jsonl", "0.jsonl").err, "0.jsonl", "--shard")
+    for value in ("3/3", "-1/3", "3", "auto/3"):
+        status, _, err = predict(f"--shard={value}", "--jsonl", "s.jsonl")
+        assert status == 2
+        one_line(err, "--shard", value)
 
 
-def test_damaged_parts_are_not_merged(photos, predict):
-    shards = [["--jsonl", "parts", "--shard", f"{number}/2"] for number in range(2)]
-    for shard in shards:
-        predict(*shard)
-    part = Path("parts", "part-00001-of-00002.jsonl")
-    merge = ["--jsonl", "joined.jsonl", "--merge", "parts"]
-    content = part.read_bytes()
-
-    part.write_bytes(content[:-9])
-    for words in (merge, shards[1]):
-        assert part.name in predict(*words).err
-    part.unlink()
-    assert "--shard 1/2" in predict(*merge).err
-    predict(*shards[1])
-    assert part.read_bytes() == content
-    assert predict(*merge).status == 1
-
-    # Fewer images.
-    part.unlink()
-    for number in (7, 8, 9):
-        (photos / f"{number}.png").unlink()
-    shutil.rmtree("parts")
-    for shard in shards:
-        predict(*shard)
-    assert "the parts" in predict(*merge).err
-
-
-def test_last_process_of_torchrun_writes_the_result(predict, monkeypatch):
-    predict(*options(all_files()))
-    Path("again").mkdir()
-    files = all_files("again")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    for rank in (1, 2, 0):
-        monkeypatch.setenv("RANK", str(rank))
-        assert not files["jsonl"].exists()
-        # Status 1 would end the other processes.
-        assert predict(*options(files)).status == (1 if rank == 0 else 0)
-        assert Path("again", "r.jsonl.progress").exists() == (rank != 0)
-    for option, path in files.items():
-        assert path.read_bytes() == all_files()[option].read_bytes()
-    assert "is complete" in predict(*options(files)).out
-
-    predict("--jsonl", "b.jsonl")
-    monkeypatch.delenv("RANK")
-    monkeypatch.delenv("WORLD_SIZE")
-    assert "the number of processes 3, not 1" in predict("--jsonl", "b.jsonl").err
-
-
-def test_shard_of_this_process(monkeypatch):
-    def check_errors(*options):
-        for option in options:
-            with pytest.raises(ConfigError, match=f"--shard {option}"):
-                chosen_shard(option)
-
-    assert chosen_shard(None) == (0, 1)
-    assert chosen_shard("3/7") == (3, 7)
-    check_errors("0/0", "7/7", "-1/7", "3", "auto", "auto/4")
-    for name in NUMBERS:
-        with monkeypatch.context() as patch:
-            patch.setenv(name, "17")
-            assert chosen_shard("auto/4096") == (17, 4096)
-            assert chosen_shard("3/7") == (3, 7)
-            check_errors("auto", "auto/17")
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert chosen_shard(None) == chosen_shard("auto") == (2, 4)
-    check_errors("1/4", "auto/4")
+def write_rows(rows):
+    path = Path("expected.jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 @pytest.mark.parametrize(
@@ -499,17 +466,13 @@ def test_shard_of_this_process(monkeypatch):
         (["--json", "/dev/full"], "/dev/full"),
         (["--jsonl", "missing/p.jsonl"], "missing"),
         (["--features", "f.npy", "--views", "flip"], "--features"),
-        (["--jsonl", "parts", "--shard", "1/3", "--draft"], "part-00001-of-00003.jsonl"),
-        (["--jsonl", "parts", "--shard", "1/4"], "parts"),
-        (["--csv", "parts", "--shard", "0/3"], "--shard"),
-        (["--jsonl", "r.jsonl", "--merge", "parts"], "part-00000-of-00003.jsonl"),
-        (["xyz://x"], "xyz://x"),
+        (["s3://bucket/a.png"], "s3://bucket/a.png"),
+        (["--sort", "photos/sorted"], "--sort photos/sorted"),
+        (["--copy"], "--copy"),
     ],
 )
 def test_unusable_options_raise_an_error(photos, predict, words, name):
     (photos / "3.png").unlink()
-    if "parts" in words:
-        predict("--jsonl", "parts", "--shard", "1/3")
     status, _, err = predict(*words)
     assert status == 1
     one_line(err, name)

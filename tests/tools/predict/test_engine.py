@@ -19,7 +19,8 @@ from mldec.evaluation.class_list import with_classes
 from mldec.evaluation.run import decided, scores
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
-from mldec.tools.predict.engine import ExportedEngine, TorchEngine, parse
+from mldec.tools.exported import parse
+from mldec.tools.predict.engine import ExportedEngine, TorchEngine
 
 
 @pytest.fixture(scope="module")

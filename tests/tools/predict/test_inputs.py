@@ -19,7 +19,6 @@ from mldec.errors import DataError, Stopped, UserError
 from mldec.runtime.signals import DataTimeout, StopRequest
 from mldec.tools.predict import answers as answers_module
 from mldec.tools.predict import decode as decode_module
-from mldec.tools.predict import inputs as inputs_module
 from mldec.tools.predict.answers import Predictor, Rule
 from mldec.tools.predict.decode import Decoder, Item, decoded, read_item
 from mldec.tools.predict.engine import Answers
@@ -187,45 +186,20 @@ def tree(tmp_path, tars):
 
 
 @pytest.mark.parametrize("kind", ["folder", "txt", "csv", "parquet"])
-def test_shards_have_every_image_once_and_in_order(tmp_path, kind):
-    shards = 3
+def test_shards_are_slices(tmp_path, kind):
     folder, paths = tree(tmp_path, 2)
-    inputs = Inputs([str(folder)])
+    arguments = [[str(folder)]]
     if kind == "parquet":
         pyarrow = pytest.importorskip("pyarrow")
         parquet = pytest.importorskip("pyarrow.parquet")
-        table = pyarrow.table({"url": paths, "labels": [1] * 40})
+        table = pyarrow.table({"path": paths, "labels": [1] * 40})
         parquet.write_table(table, tmp_path / "list.parquet", row_group_size=9)
     if kind != "folder":
-        inputs = Inputs([], str(tmp_path / f"list.{kind}"))
-    whole = list(inputs)
+        arguments = [[], str(tmp_path / f"list.{kind}")]
+    whole = list(Inputs(*arguments))
     assert len(whole) == (50 if kind == "folder" else 40)
-
-    divided = list(inputs.divided(shards))
-    assert [item for _, item in divided] == whole
-    for number in range(shards):
-        own = [item for owner, item in divided if owner == number]
-        assert list(inputs.of(number, shards)) == own
-        assert len(own) > len(whole) / shards / 3
-
-
-def test_whole_tar_files_are_assigned_if_there_are_as_many_as_shards(tmp_path, monkeypatch):
-    folder, _ = tree(tmp_path, 3)
-    inputs = Inputs([str(folder)])
-    opened = []
-    in_tar = inputs_module._in_tar
-    monkeypatch.setattr(
-        inputs_module, "_in_tar", lambda path, *rest: opened.append(path) or in_tar(path, *rest)
-    )
-    for shards, own in ((3, ["1.tar"]), (4, ["0.tar", "1.tar", "2.tar"])):
-        opened.clear()
-        assert list(inputs.of(1, shards))
-        assert [Path(path).name for path in opened] == own
-
-    # The hash of the path below the folder is the same on all machines and in all versions.
-    moved = folder.rename(tmp_path / "elsewhere")
-    numbers = [owner for owner, item in Inputs([f"{moved}/in"]).divided(4)]
-    assert numbers[:12] == [2, 3, 1, 0, 0, 3, 0, 1, 3, 3, 2, 3]
+    for number in range(3):
+        assert list(Inputs(*arguments, shard=(number, 3))) == whole[number::3]
 
 
 @pytest.mark.parametrize(

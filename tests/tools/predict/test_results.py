@@ -1,10 +1,12 @@
-"""Rows, result formats, the journal and the record."""
+"""Rows, result formats, and files that survive a kill."""
 
 import csv
 import errno
 import io
 import json
 import os
+import sqlite3
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,17 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from mldec.data.photos import SkippedFiles
 from mldec.data.types import Classes
-from mldec.errors import ConfigError, DataError
+from mldec.errors import ConfigError, DataError, Stopped
 from mldec.evaluation.run import as_limits, decided
 from mldec.files.atomic import named
 from mldec.tools.predict import results
 from mldec.tools.predict.answers import Prediction, Row, Rule, chosen_rule, entries
 from mldec.tools.predict.decode import Item
-from mldec.tools.predict.formats import image_of, line_of, row_of, write
-from mldec.tools.predict.inputs import Inputs
-from mldec.tools.predict.results import Journal, Outputs, Record, count_and_hash, joined
+from mldec.tools.predict.formats import Line, line_of, write
+from mldec.tools.predict.results import Results, count_and_hash
 
 ABCD = Classes(tuple("abcd"))
 ONE_LABEL = Classes(tuple("abcd"), exclusive=True)
@@ -199,19 +199,8 @@ def test_features_of_errors_are_nan(first):
     assert written("features", rows) == file.getvalue()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [b"{}\n", b'{"image": 5}\n', b'["image"]\n', b'{"image": "a"}\tA{"\n', b'{"image": "a"}'],
-)
-def test_damaged_line_has_no_image(line):
-    assert image_of(line) is None
-    assert image_of(b'{"image": "a"}\n') == "a"
-    assert image_of(line_of(rule_of(), Row("a", error="e", retry=True)) + b"\n") == "a"
+# Rows and record
 
-
-# Journal and record
-
-NO_INPUTS = SimpleNamespace(skipped=SkippedFiles())
 MADE = {"the checkpoint": "abc", "--top": 10, "the images": ["a", "b"]}
 
 
@@ -219,123 +208,153 @@ def items(*numbers):
     return [Item(f"{number}.png", f"{number}.png") for number in numbers]
 
 
-def lines(*numbers):
-    return [f'{{"image": "{number}.png"}}'.encode() for number in numbers]
+def lines(*numbers, retry=()):
+    for number in numbers:
+        text = f'{{"image": "{number}.png"}}'
+        yield Line(f"{number}.png", text, None, number in retry)
 
 
 def text(*numbers):
-    return b"".join(line + b"\n" for line in lines(*numbers))
+    return "".join(f"{line.text}\n" for line in lines(*numbers))
 
 
 def full(*arguments, **options):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def outputs(targets, folder):
-    return Outputs(targets, MADE, folder / "work", overwrite=False)
+@pytest.fixture
+def begun(here):
+    """Return the results of a command, and its remaining images."""
+
+    def begin(count=9, batch=1, targets=("jsonl",), **settings):
+        Path("out.jsonl.progress").mkdir(exist_ok=True)
+        files = {kind: f"out.{kind}" for kind in targets}
+        files = Results(files, {**MADE, **settings})
+        return files, list(files.begin(iter(items(*range(count))), batch))
+
+    return begin
 
 
-def begun(folder, count=9, batch=1, **settings):
-    """Return a journal and the remaining images."""
-    journal = Journal(folder, "out", {**MADE, **settings})
-    return journal, list(journal.begin(iter(items(*range(count))), batch, overwrite=False))
-
-
-def journal_of(folder, *numbers):
-    """Return a journal with some rows."""
-    journal, remaining = begun(folder)
+def test_rows_continue_after_the_last_one(begun):
+    files, remaining = begun()
     assert remaining == items(*range(9))
-    for line in lines(*numbers):
-        journal.add(line)
-    journal.flush()
-    return journal
+    files.write(lines(0, 1, 2))
+    files, remaining = begun()
+    assert (files.images, remaining) == (3, items(*range(3, 9)))
+    assert list(files.lines()) == list(lines(0, 1, 2))
 
 
-@pytest.mark.parametrize(
-    "torn",
-    [b"", b'{"image": "3.p', b'{"image": "3.png"}', bytes(100), b"\0\n" + text(0), b"7\n"],
-)
-def test_journal_continues_after_the_last_complete_row(tmp_path, torn):
-    rows = journal_of(tmp_path, 0, 1, 2).rows
-    assert rows.read_bytes() == text(0, 1, 2)
-    rows.write_bytes(text(0, 1, 2) + torn)
-    journal, remaining = begun(tmp_path)
-    assert (journal.images, remaining) == (3, items(*range(3, 9)))
-    assert rows.read_bytes() == text(0, 1, 2)
+def test_row_keeps_its_features(begun):
+    rule = rule_of()
+    rows = [line_of(rule, row) for row in rows_of(rule)]
+    files, _ = begun()
+    files.write(rows)
+    assert list(files.lines()) == rows
 
 
-def test_damaged_row_of_a_complete_journal_is_predicted_again(tmp_path):
-    journal = journal_of(tmp_path, *range(9))
-    journal.finish()
-    assert begun(tmp_path)[1] == []
-    journal.rows.write_bytes(text(0) + b"{}\n" + text(*range(2, 9)))
-    assert begun(tmp_path)[1] == items(*range(1, 9))
+def test_incomplete_batch_is_predicted_again_except_the_last(begun):
+    files, _ = begun()
+    files.write(lines(0, 1, 2))
+    files, remaining = begun(batch=2)
+    assert (files.images, remaining) == (2, items(*range(2, 9)))
+    assert list(files.lines()) == list(lines(0, 1))
+
+    # A row for each image, one of which is to be retried.
+    files, _ = begun(count=3, batch=2)
+    files.write(lines(2, retry=[2]))
+    files.publish(rule_of())
+    assert begun(count=3, batch=2)[1] == items(2)
+    with pytest.raises(DataError, match=r"out\.jsonl: "):
+        begun(count=4, batch=2)
 
 
-def test_incomplete_batch_is_predicted_again_except_the_last(tmp_path):
-    journal_of(tmp_path, 0, 1, 2)
-    journal, remaining = begun(tmp_path, batch=2)
-    assert (journal.images, remaining) == (2, items(*range(2, 9)))
-    assert journal.rows.read_bytes() == text(0, 1)
-    journal.add(*lines(2))
-    journal.flush()
-    journal.finish()
-    assert begun(tmp_path, count=3, batch=2)[1] == []
-    with pytest.raises(DataError, match="out: "):
-        begun(tmp_path, count=4, batch=2)
+def test_only_images_to_retry_are_replaced(begun):
+    files, _ = begun(count=5)
+    files.write(lines(*range(5), retry=[1, 3]))
+    files.publish(rule_of())
+    assert (files.record.images, files.record.retry) == (5, 2)
+
+    def stopped():
+        yield Line("1.png", "new", None, False)
+        raise Stopped("", 143)
+
+    files, remaining = begun(count=5)
+    assert (files.retries, remaining) == (2, items(1, 3))
+    with pytest.raises(Stopped):
+        files.write(stopped())
+    files, remaining = begun(count=5)
+    assert remaining == items(3)
+    assert [line.text for line in files.lines()][:2] == ['{"image": "0.png"}', "new"]
 
 
-def test_changed_settings_or_images_raise_an_error(tmp_path):
-    journal = journal_of(tmp_path, 0, 1, 2)
-    with pytest.raises(ConfigError, match=r"out .*--top 10, not 9"):
-        begun(tmp_path, **{"--top": 9})
-    with pytest.raises(DataError, match=r"out: .*image 3"):
-        begun(tmp_path, count=2)
-    journal.rows.write_bytes(text(0, 5))
-    with pytest.raises(DataError, match=r"out: .*image 2"):
-        begun(tmp_path)
+def test_changed_settings_or_images_raise_an_error(begun):
+    files, _ = begun()
+    files.write(lines(0, 1, 2))
+    with pytest.raises(ConfigError, match=r"out\.jsonl .*--top 10, not 9"):
+        begun(**{"--top": 9})
+    with pytest.raises(DataError, match=r"out\.jsonl: .*image 3"):
+        begun(count=2)
+    files.write(lines(5))
+    with pytest.raises(DataError, match=r"out\.jsonl: .*image 4"):
+        begun()
+    Path("out.jsonl.progress/rows.sqlite").write_text("no database" * 100)
+    with pytest.raises(DataError, match=r"rows\.sqlite"):
+        begun()
     for content in ("", "[]", '{"made_with": {}, "format": 2}'):
-        (tmp_path / "record.json").write_text(content)
-        with pytest.raises(DataError, match=r"record\.json"):
-            begun(tmp_path)
+        Path("out.jsonl.run.json").write_text(content)
+        with pytest.raises(DataError, match=r"run\.json"):
+            begun()
 
 
-def test_rows_are_flushed_by_number_or_time(tmp_path, monkeypatch):
+def test_rows_are_flushed_by_number_or_time(begun, monkeypatch):
     monkeypatch.setattr(results, "FLUSHED_ROWS", 3)
-    journal, _ = begun(tmp_path)
+    files, _ = begun()
     sizes = []
-    for line in lines(*range(6)):
-        journal.add(line)
-        sizes.append(len(journal.rows.read_bytes().splitlines()))
-    assert sizes == [0, 0, 3, 3, 3, 6]
+
+    def observed(*numbers):
+        for line in lines(*numbers):
+            sizes.append(len(list(files.lines())))
+            yield line
+
+    files.write(observed(*range(7)))
+    assert sizes == [0, 0, 0, 3, 3, 3, 6]
+    assert len(list(files.lines())) == 7
     monkeypatch.setattr(results, "FLUSHED_SECONDS", -1.0)
-    journal.add(*lines(6))
-    assert len(journal.rows.read_bytes().splitlines()) == 7
+    files.write(observed(7, 8))
+    assert sizes[-2:] == [7, 8]
 
 
-def test_full_disk_leaves_complete_files(tmp_path, monkeypatch):
-    journal = journal_of(tmp_path / "r", 0)
-    journal.add(*lines(1))
+def test_full_disk_leaves_complete_files(begun, monkeypatch):
+    files, _ = begun(targets=["jsonl", "json"])
+    files.write(lines(0))
+    connect = sqlite3.connect
+
+    def limited(*arguments, **options):
+        rows = connect(*arguments, **options)
+        rows.execute("PRAGMA max_page_count = 2")
+        return rows
+
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(DataError, match="No space left"):
-            journal.flush()
-    journal, remaining = begun(tmp_path / "r")
-    assert journal.images + len(remaining) == 9
+        patch.setattr(sqlite3, "connect", limited)
+        with pytest.raises(DataError, match=r"rows.sqlite.*full"):
+            files.write(Line("1.png", "x" * 10_000, None, False) for _ in range(1))
+    files, remaining = begun(count=2, targets=["jsonl", "json"])
+    assert remaining == items(1)
+    files.write(lines(1))
 
-    targets = {"jsonl": str(tmp_path / "out.jsonl"), "json": str(tmp_path / "out.json")}
     with monkeypatch.context() as patch:
         patch.setattr(results, "write", full)
         with pytest.raises(DataError, match=r"out\.jsonl"):
-            outputs(targets, tmp_path).publish(rule_of(), lambda: lines(0, 1), NO_INPUTS)
-    assert not list(tmp_path.glob("out.json*[!n]"))
+            files.publish(rule_of())
+    assert not list(Path().glob("out.json*[!ns]"))
 
-    (tmp_path / "out.jsonl").symlink_to("real")
-    record = outputs(targets, tmp_path).publish(rule_of(), lambda: lines(0, 1), NO_INPUTS)
-    assert (tmp_path / "out.jsonl").is_symlink()
-    assert (tmp_path / "real").read_bytes() == text(0, 1)
-    assert Record.read(targets["jsonl"] + ".run.json") == record
-    assert (record.images, record.errors) == (2, 0)
+    Path("out.jsonl").symlink_to("real")
+    files.publish(rule_of())
+    assert Path("out.jsonl").is_symlink()
+    assert Path("real").read_text() == text(0, 1)
+    record = json.loads(Path("out.jsonl.run.json").read_text())
+    assert record == asdict(files.record)
+    assert (record["images"], record["errors"]) == (2, 0)
 
 
 def test_hash_of_names_depends_on_their_order_and_limits():
@@ -344,13 +363,10 @@ def test_hash_of_names_depends_on_their_order_and_limits():
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.run.json"])
-def test_result_is_written_again_after_a_kill(tmp_path, monkeypatch, name):
-    targets = {"jsonl": str(tmp_path / "out.jsonl")}
-
-    def publish(*numbers):
-        outputs(targets, tmp_path).publish(rule_of(), lambda: lines(*numbers), NO_INPUTS)
-
-    publish(0, 1)
+def test_result_is_written_again_after_a_kill(begun, monkeypatch, name):
+    files, _ = begun(count=2)
+    files.write(lines(0, 1, retry=[1]))
+    files.publish(rule_of())
     rename = Path.replace
     renamed = []
 
@@ -360,36 +376,14 @@ def test_result_is_written_again_after_a_kill(tmp_path, monkeypatch, name):
             raise KeyboardInterrupt
         rename(source, target)
 
+    files, _ = begun(count=2)
+    files.write([Line("1.png", '{"image": "1.png", "classes": []}', None, True)])
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            publish(0, 2)
-    publish(0, 3)
-    assert (tmp_path / "out.jsonl").read_bytes() == text(0, 3)
-
-
-def test_parts_are_joined_in_the_order_of_the_images(tmp_path):
-    for number in range(6):
-        (tmp_path / f"{number}.png").touch()
-    inputs = Inputs([str(tmp_path)])
-    parts = [[str(tmp_path / f"{number}.jsonl")] for number in range(2)]
-    for number, [part] in enumerate(parts):
-        rows = [json.dumps({"image": item.name}) + "\n" for item in inputs.of(number, 2)]
-        assert len(rows) > 1
-        Path(part).write_text("".join(rows))
-    names = [row_of(line)["image"] for line in joined(parts, inputs, "out")]
-    assert names == [str(tmp_path / f"{number}.png") for number in range(6)]
-
-    # Rename an image so that its hash belongs to the same shard.
-    owners = [owner for owner, _ in inputs.divided(2)]
-    file = tmp_path / "3.png"
-    for letter in "abcdefgh":
-        file = file.rename(tmp_path / f"3{letter}.png")
-        if [owner for owner, _ in inputs.divided(2)] == owners:
-            break
-    with pytest.raises(DataError, match="image 4"):
-        list(joined(parts, inputs, "out"))
-    file.rename(tmp_path / "3.png")
-    (tmp_path / "5.png").unlink()
-    with pytest.raises(DataError, match="more than 5"):
-        list(joined(parts, inputs, "out"))
+            files.publish(rule_of())
+    files, remaining = begun(count=2)
+    assert remaining == items(1)
+    files.write(lines(1))
+    files.publish(rule_of())
+    assert Path("out.jsonl").read_text() == text(0, 1)

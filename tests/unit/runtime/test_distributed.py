@@ -16,7 +16,6 @@ from mldec.errors import ConfigError, Stopped
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision, check_device, has_fast_bf16, processors
 from mldec.runtime.distributed import pick_device
-from mldec.tools.predict.inputs import chosen_shard
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
@@ -120,7 +119,7 @@ def test_invalid_variable_of_torchrun_is_named(monkeypatch, variables, named):
 
     def read_all():
         processors()
-        chosen_shard(None)
+        distributed.rank_and_world_size()
         with distributed.processes(CPU):
             pass
 
