@@ -16,11 +16,11 @@ from mldec.backbones.timm_backbone import (
     FeatureNorm,
     check_drop_path,
     loading_weights,
-    quick_hub,
     read_weights,
 )
 from mldec.backbones.tokens import freeze
 from mldec.errors import ConfigError, naming_errors, suggest
+from mldec.runtime.environment import quick_hub
 
 # Shapes: B batch, H and W image height and width in pixels, N tokens, C backbone width
 

@@ -2,6 +2,7 @@
 
 import io
 import socket
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -289,22 +290,25 @@ def test_names_train_like_the_data_in_memory(cli, here):
     assert found == expected.evaluate(data=data)["metrics"]
 
 
-def test_names_offline_end_in_one_line(cli, here, monkeypatch):
-    def refused(*arguments):
-        raise AssertionError("no connection is allowed")
+def test_names_that_cannot_be_read_end_in_one_line(cli, here, monkeypatch):
+    def no_network(*arguments, **options):
+        raise socket.gaierror("Name or service not known")
 
-    monkeypatch.setattr(socket, "getaddrinfo", refused)
-    settings = ["+experiment=finetune_frozen", "data=hf", "data.name=owner/none", *QUICK]
-    assert "data.name=owner/none" in cli.fault("train", *settings)
+    monkeypatch.setattr(socket, "getaddrinfo", no_network)
+    command = ["train", "+experiment=finetune_frozen", "data=hf", *QUICK]
+    for is_offline in (True, False):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", is_offline)
+        [line] = cli.fault(*command, "data.name=owner/none").splitlines()
+        assert line.startswith("mldec: data.name=owner/none")
 
     # A loading script is never run.
     folder = here / "scripts"
     folder.mkdir()
     (folder / "scripts.py").write_text("open('executed', 'w')")
-    assert "data.name=scripts" in cli.fault("train", *settings[:2], "data.name=scripts", *QUICK)
+    assert "data.name=scripts" in cli.fault(*command, "data.name=scripts")
     assert not (here / "executed").exists()
 
     monkeypatch.setattr(datasets, "__version__", "3.6.0")
-    assert "datasets" in cli.fault("train", *settings)
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    assert ".[datasets]" in cli.fault("train", *settings)
+    assert "3.6.0" in cli.fault(*command, "data.name=owner/none")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert ".[datasets]" in cli.fault(*command, "data.name=owner/none")

@@ -18,6 +18,7 @@ from mldec.errors import ConfigError, DataError, naming_errors
 from mldec.files.tables import simple_name
 from mldec.names import abbreviate, format_list, given_names
 from mldec.runtime.console import progress_bar
+from mldec.runtime.environment import quick_hub
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -95,12 +96,12 @@ def dataset(
         given,
         exclusive=exclusive,
         has_files=False,
-        label_columns=(*LABELS, simple_name(first.label_column or "")),
+        label_columns=(*LABELS, simple_name(first.label_column or LABELS[0])),
     )
     files = annotations.table.files
     digests = np.zeros((len(files), 32), np.uint8)
-    contents = ConcatDataset([part.images for part in parts])
-    storage = ImagesInMemory(contents, files, digests, np.arange(len(files)))
+    images = ConcatDataset(part.images for part in parts)
+    storage = ImagesInMemory(images, files, digests, np.arange(len(files)))
     others = {split: len(part) for split, part in splits.items() if split not in used}
     return csv_table(
         root="",
@@ -125,11 +126,7 @@ def is_dataset(value: object) -> bool:
 
 
 def is_single_label(data: Any, rules: Rules) -> bool:
-    """Return True if the labels have the type `ClassLabel`, or the first target is an index.
-
-    Raises:
-        DataError: If the data set is not supported.
-    """
+    """Return True if the labels have the type `ClassLabel`, or the first target is an index."""
     split = next(iter(as_splits(data).values()))
     if _is_hugging_face(split):
         return hasattr(split.features.get(_label_column(split, rules)), "names")
@@ -156,16 +153,13 @@ def _load(name: str | None, subset: str | None, revision: str | None) -> Any:
     if name is None:
         remedy = "set it to OWNER/NAME, or pass the data set in Python: run.evaluate(data=...)"
         raise ConfigError(f"data.name: null; {remedy}")
-    try:
+    remedy = "check the name and the connection, and run pip install -e '.[datasets]'"
+    with quick_hub(), naming_errors(f"data.name={name}", DataError, remedy=remedy):
         import datasets
-    except ImportError as error:
-        remedy = "run pip install -e '.[datasets]'"
-        raise ConfigError(f"data.name={name}: datasets is missing; {remedy}") from error
-    # Earlier versions can run the loading script of a data set, which is code of its author.
-    if int(datasets.__version__.partition(".")[0]) < 4:
-        version = f"datasets {datasets.__version__} is too old"
-        raise ConfigError(f"data.name={name}: {version}; run pip install -e '.[datasets]'")
-    with naming_errors(f"data.name={name}", DataError, remedy="check the name and the connection"):
+
+        # Earlier versions can run the loading script of a data set, which is code of its author.
+        if int(datasets.__version__.partition(".")[0]) < 4:
+            raise ImportError(f"datasets {datasets.__version__} is too old")
         return datasets.load_dataset(name, subset, revision=revision)
 
 
@@ -260,10 +254,8 @@ def _label_column(data: Any, rules: Rules) -> str | None:
 
     Two names, such as no and yes, may also belong to a column of one class.
     """
-    wanted = LABELS
-    if rules.labels_column is not None:
-        wanted = (simple_name(rules.labels_column),)
-    for name in wanted:
+    chosen = rules.labels_column
+    for name in LABELS if chosen is None else [simple_name(chosen)]:
         for column in data.features:
             if simple_name(column) == name:
                 return column
@@ -271,7 +263,7 @@ def _label_column(data: Any, rules: Rules) -> str | None:
     for column, feature in data.features.items():
         if _class_names(feature) and len(getattr(feature, "names", ())) != 2:
             labeled.append(column)
-    return labeled[0] if len(labeled) == 1 and rules.labels_column is None else None
+    return labeled[0] if len(labeled) == 1 and chosen is None else None
 
 
 def _named(
