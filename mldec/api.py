@@ -21,7 +21,9 @@ from mldec.config.schema import Config
 from mldec.data.columns import Rules
 from mldec.data.layouts import find_layouts
 from mldec.data.readers.csv_table import find_tables, parse, to_csv
-from mldec.data.table import Annotations
+from mldec.data.readers.dataset import READER as DATASET_READER
+from mldec.data.readers.dataset import is_dataset, is_single_label
+from mldec.data.types import Annotations
 from mldec.errors import ConfigError, DataError, Stopped, suggest
 from mldec.evaluate import evaluate
 from mldec.evaluate import parser as evaluate_parser
@@ -53,6 +55,7 @@ def fit(
     experiment: str | Config = "finetune_frozen",
     data: Any = None,
     *,
+    classes: Sequence[str] | None = None,
     epochs: int | None = None,
     seed: int | None = None,
     name: str | None = None,
@@ -75,9 +78,14 @@ def fit(
             - a table: CSV, JSON lines, Excel or Parquet, in a form of docs/data.md.
             - a pandas DataFrame in such a form. Labels are text or lists.
             - pairs (path, labels), where labels is a class name or any iterable of them.
+            - a `datasets.Dataset` of Hugging Face, or a torch `Dataset` of (image, target), or a
+              dictionary of these by the name of their split, such as a `DatasetDict`. Images are
+              not written to disk. Pass `data` again to evaluate or resume the run.
 
             Paths in memory are absolute or relative to the working folder. The run stores a table
             in memory as a CSV file.
+        classes: Names of the classes in order, as data.classes. Targets of a torch `Dataset` may be
+            their indices or vectors.
         epochs: Exact number of epochs (train.epochs=N train.min_steps=null). None for that of the
             experiment; the recipes for own photos raise it if there are few photos.
         seed: Seed of the run; None for that of the experiment.
@@ -117,12 +125,14 @@ def fit(
     folder = Path("outputs", config.name).absolute()
     if overwrite:
         set_aside(folder)
-    config, annotations = _with_data(config, data, folder)
+    if classes is not None:
+        config = replace(config, data=config.data | {"classes": list(classes)})
+    config, in_memory = _with_data(config, data, folder)
 
     try:
         with console_output(verbose=verbose):
             announce(config.name)
-            train(config, folder, annotations=annotations, typed=words)
+            train(config, folder, in_memory=in_memory, typed=words)
     except Stopped as stop:
         is_interactive = hasattr(sys, "ps1")  # also in a notebook
         has_checkpoint = (folder / "checkpoints" / "last.pt").exists()
@@ -159,7 +169,11 @@ def _compose(experiment: str | Config, words: Sequence[str]) -> Config:
 
 def _data_option(experiment: str | Config, data: Any, words: Sequence[str]) -> list[str]:
     """Return the override that selects the reader of the data, if the experiment has another."""
-    reads_csv = _compose(experiment, words).data["_target_"] == CSV_READER
+    reader = _compose(experiment, words).data["_target_"]
+    reads_csv = reader == CSV_READER
+    if is_dataset(data):
+        # Unlike data=hf, this keeps the image size and other settings of the experiment.
+        return [] if reader == DATASET_READER else [f"data._target_={DATASET_READER}"]
     if _is_table(data):
         return [] if reads_csv else ["data=csv"]
 
@@ -183,10 +197,17 @@ def _is_table(data: Any) -> bool:
     return Path(data).suffix.lower() in (*SUFFIXES, ".txt")
 
 
-def _with_data(config: Config, data: Any, folder: Path) -> tuple[Config, Annotations | None]:
-    """Return the config for some data, see `fit`, and the parsed table if it is in memory."""
+def _with_data(config: Config, data: Any, folder: Path) -> tuple[Config, Any]:
+    """Return the config for some data, see `fit`, and its parsed table or the data set, if any."""
     if data is None:
         return config, None
+    if is_dataset(data):
+        part = build.resolve("data", config.data, config.plugins)
+        if part.name != DATASET_READER:
+            raise ConfigError(f"data: {part.name} reads no data set in memory; pass data=hf")
+        if "exclusive" not in config.data and is_single_label(data, part.shared(Rules)):
+            config = replace(config, data=config.data | {"exclusive": True})
+        return config, data
     if not isinstance(data, str | os.PathLike):
         return _parse_table(config, data, folder)
 
@@ -249,7 +270,9 @@ class Run:
     """A training run, read from its folder: `mldec.Run("outputs/mine")`.
 
     Methods accept the options of the command of the same name, print its output, and raise
-    `UserError`. With `verbose=False` they print only warnings.
+    `UserError`. With `verbose=False` they print only warnings. `evaluate`, `calibrate` and `report`
+    also accept `data`, a data set in memory as for `fit`. If the run was trained on one, they need
+    it, and warn if its validation images are not those of the run.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -335,9 +358,14 @@ class Run:
         return load(self.folder, **options)
 
     def _call(self, parser: Any, work: Any, words: Overrides, options: dict[str, Any]) -> Any:
+        data = options.pop("data", None)
+        if not (data is None or is_dataset(data)):
+            raise ConfigError("data: it is no data set in memory; pass settings as overrides")
         with console_output(verbose=options.pop("verbose", True)):
             to_console()
-            return work(cli.parse_options(parser, [str(self.folder), *_words(words)], options))
+            args = cli.parse_options(parser, [str(self.folder), *_words(words)], options)
+            args.in_memory = data
+            return work(args)
 
     def __repr__(self) -> str:
         text = f"folder: {self.folder}"

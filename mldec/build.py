@@ -18,7 +18,6 @@ from mldec.data.readers import docs_of
 from mldec.data.sampling import Sampling
 from mldec.data.settings import FileSettings, Observed, assemble
 from mldec.data.splits import HELD_OUT_FRACTION
-from mldec.data.table import Annotations
 from mldec.data.transforms import View
 from mldec.data.types import Classes, DataModule, Split, StoredImages
 from mldec.errors import ConfigError, UserError, documented, suggest
@@ -154,8 +153,12 @@ def recorded(config: Config, parts: Parts) -> Config:
     return dataclasses.replace(config, **nodes)
 
 
-def data(parts: Parts, annotations: Annotations | None = None) -> DataModule:
-    """Build the data module from the data part, or from the parsed table of `csv_table`."""
+def data(parts: Parts, in_memory: Any = None) -> DataModule:
+    """Build the data module from the data part.
+
+    `in_memory` is the argument of this name of a reader: the parsed table of `csv_table`, or the
+    data set of `dataset`.
+    """
     part = parts["data"]
     if not is_reader(part.target):
         module: DataModule = part.call()
@@ -168,7 +171,7 @@ def data(parts: Parts, annotations: Annotations | None = None) -> DataModule:
     observed = part.shared(Observed)
     docs = docs_of(part.target)
     with documented(docs):
-        source = part.call(**({} if annotations is None else {"annotations": annotations}))
+        source = part.call(**({} if in_memory is None else {"in_memory": in_memory}))
     return assemble(source, view, files, sampling, observed, docs)
 
 

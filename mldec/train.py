@@ -14,7 +14,7 @@ from functools import partial
 from itertools import pairwise
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     import torch
 
     from mldec.build import Parts
-    from mldec.data.table import Annotations
     from mldec.runtime.signals import StopRequest
     from mldec.training.trainer import Trainer
 
@@ -56,7 +55,7 @@ def run(
     config: Config,
     directory: Path,
     *,
-    annotations: "Annotations | None" = None,
+    in_memory: Any = None,
     typed: Sequence[str] = (),
 ) -> None:
     """Validate the config, lock the folder of the run, and train.
@@ -64,7 +63,7 @@ def run(
     Args:
         config: Config of the run.
         directory: Folder of the run.
-        annotations: Parsed table of `csv_table`, if it is in memory.
+        in_memory: Data that the reader gets from Python, see `build.data`.
         typed: Settings that the user typed, as key=value.
     """
     started = time.monotonic()
@@ -102,7 +101,7 @@ def run(
     with distributed.processes(device), listening() as stop, RunLock(directory) as lock:
         config = config.for_world_size(distributed.world_size())
         distributed.on_main(lock.take)
-        _train(config, parts, directory, device, stop, started, annotations)
+        _train(config, parts, directory, device, stop, started, in_memory)
 
 
 def _train(
@@ -112,7 +111,7 @@ def _train(
     device: "torch.device",
     stop: "StopRequest",
     started: float,
-    annotations: "Annotations | None",
+    in_memory: Any,
 ) -> None:
     from mldec.files.torch_files import write_text
     from mldec.runtime import distributed
@@ -132,7 +131,7 @@ def _train(
     commit = f"(mldec {mldec.__version__}, commit {git_commit() or 'none'})"
     try:
         log.info(printable(f"{command_line()} {commit}"))
-        trainer, path = prepare_trainer(config, parts, directory, device, stop, annotations)
+        trainer, path = prepare_trainer(config, parts, directory, device, stop, in_memory)
     finally:
         log.removeHandler(early)
     # Continue the log of a checkpoint in this folder. Otherwise start an empty log.

@@ -8,7 +8,6 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Literal
 
-import huggingface_hub
 import timm
 import torch
 import torch.nn.functional as F
@@ -28,6 +27,7 @@ from mldec.backbones.tokens import (
 )
 from mldec.errors import ConfigError, naming_errors, suggest
 from mldec.names import format_list
+from mldec.runtime.environment import quick_hub
 
 # Shapes: B batch, H and W image height and width in pixels, N tokens, C backbone width
 
@@ -148,23 +148,6 @@ def loading_weights(name: str, pretrained: bool | str) -> Iterator[None]:
             f"backbone.pretrained={value}: the weights of {name} cannot be used ({reason}); pass "
             f"backbone.pretrained=FILE, or backbone.pretrained=false for random weights"
         ) from None  # the errors of a hub and of torch take several screens
-
-
-@contextmanager
-def quick_hub() -> Iterator[None]:
-    """Use only the cache if the hub is not reachable. Each download would be retried otherwise."""
-    constants = huggingface_hub.constants
-    before = constants.HF_HUB_OFFLINE
-    try:
-        if not before:
-            huggingface_hub.get_session().head(constants.ENDPOINT, timeout=10)
-    except Exception:
-        constants.HF_HUB_OFFLINE = True
-
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
 
 
 # Arguments that are not allowed in `model_args`. Some of `create_model` read files or URLs.

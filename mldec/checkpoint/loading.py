@@ -49,6 +49,7 @@ class Loaded:
     weights: str  # "ema" or "raw"
     path: Path  # path of the file of weights
     fingerprint: Fingerprint | None = None  # of the training data; None for third-party files
+    val_fingerprint: Fingerprint | None = None  # of the validation data; None if it is unknown
     calibration: Calibration | None = None  # of these weights, if `mldec calibrate` wrote the file
     of_run: bool = False  # whether mldec wrote the file
     unseen: tuple[str, ...] | None = None  # classes without training images; None: unknown
@@ -130,6 +131,7 @@ def load_model(
         weights=chosen,
         path=file,
         fingerprint=checkpoint.fingerprint,
+        val_fingerprint=checkpoint.val_fingerprint,
         calibration=calibration,
         of_run=of_run,
         unseen=checkpoint.unseen,

@@ -29,7 +29,7 @@ HOMES = {
 }
 # Arguments that `build` computes and passes to the target. Nodes cannot set them.
 RUNTIME_ARGUMENTS = {
-    "data": ("annotations",),
+    "data": ("in_memory",),
     "backbone": ("blocks",),
     "head": ("in_features", "num_classes", "blocks"),
     "loss": ("label_counts", "train_labels", "all_reduce"),

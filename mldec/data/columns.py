@@ -176,13 +176,19 @@ class Roles:
     classes: list[Column]  # one column per class if `labels` is None, otherwise empty
 
 
-def recognize(sheet: Sheet, rules: Rules, classes: Collection[str] | None) -> Roles:
+def recognize(
+    sheet: Sheet,
+    rules: Rules,
+    classes: Collection[str] | None,
+    label_columns: Sequence[str] = LABELS,
+) -> Roles:
     """Return the roles of the columns of a table.
 
     Args:
         sheet: The table.
         rules: Settings, which have precedence over the names of the columns.
         classes: Names of the classes, if they are given. They also identify class columns.
+        label_columns: Possible names of the column of labels, see `simple_name`.
 
     Raises:
         DataError: If a column is missing, or its role is ambiguous.
@@ -216,7 +222,7 @@ def recognize(sheet: Sheet, rules: Rules, classes: Collection[str] | None) -> Ro
         left = [column for column in left if column is not path]
 
     # The order matters: a column that one role takes is not a candidate for the next role.
-    labels = take(LABELS, "labels_column")
+    labels = take(label_columns, "labels_column")
     negatives = take(["negatives"])
     split = take(["split"], "split_column") or _find_split(left)
     group = take(["group"], "group_column")
@@ -262,7 +268,7 @@ def recognize(sheet: Sheet, rules: Rules, classes: Collection[str] | None) -> Ro
 
 def _log_roles(sheet: Sheet, roles: Roles, left: Sequence[Column]) -> None:
     """Log the roles, and the columns in `left` that have no role, so that users can check them."""
-    text = f"csv: {sheet.source} has image paths in {roles.path.name}"
+    text = f"data: {sheet.source} has images in {roles.path.name}"
     if roles.labels is not None:
         text += f", labels in {roles.labels.name}"
     else:
@@ -407,9 +413,9 @@ def class_labels(sheet: Sheet, columns: Sequence[Column], rules: Rules) -> Label
             f"several meanings; add {' '.join(settings)}"
         )
     if has_minus:
-        log.info(f"csv: {sheet.source}: -1 in a class column is {minus_one}")
+        log.info(f"data: {sheet.source}: -1 in a class column is {minus_one}")
     if has_empty:
-        log.info(f"csv: {sheet.source}: an empty cell in a class column is {empty}")
+        log.info(f"data: {sheet.source}: an empty cell in a class column is {empty}")
 
     # If -1 is absent, 0 is unknown. In the labels of this package it is the other way around.
     zero = -1 if has_minus and minus_one == "absent" and has_zeros else 0
@@ -501,7 +507,7 @@ def _cell_names(
                 cells.append((cell,))
                 continue
             if cell:
-                log.info(f"csv: {sheet.source}: images with {cell} in {column.name} have no label")
+                log.info(f"data: {sheet.source}: images with {cell} in {column.name} have no label")
             cell = ()
         cells.append(_parse_list(cell) if isinstance(cell, str) else cell)
 
@@ -561,7 +567,7 @@ def _find_separator(sheet: Sheet, texts: Sequence[str], given: frozenset[str]) -
     if len(found) == 1 or not found + unclear:
         separator = found[0] if found else ";"
         if separator != ";":
-            log.info(f"csv: {sheet.source}: labels are separated by {separator!r}")
+            log.info(f"data: {sheet.source}: labels are separated by {separator!r}")
         return separator
 
     # Show the setting for each candidate. With a semicolon, each cell is one name.

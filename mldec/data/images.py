@@ -2,10 +2,12 @@
 
 import importlib.util
 import io
+import os
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path, PurePath
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,6 +48,13 @@ else:
     FORMATS += ("HEIF",)
 
 DECODERS = ("pillow", "simplejpeg")
+
+# Photos that Python accepts.
+CHANNELS = (1, 3, 4)  # gray, RGB, and RGB with alpha
+ACCEPTED = (
+    "pass a path, the bytes of an image file, a PIL image, a uint8 numpy array [H, W, 3] or a "
+    "uint8 torch tensor [3, H, W]"
+)
 
 # Bit depths of gray values in files of 16 and 32 bits. Cameras and scanners store 10 and 12 bits in
 # such files, and other programs 8 bits. The smallest depth that holds the largest value is used: an
@@ -155,6 +164,43 @@ def upright(image: Image.Image) -> Image.Image:
     with suppress(Exception):
         ImageOps.exif_transpose(image, in_place=True)
     return _to_rgb(image)
+
+
+def from_array(photo: Any, name: str) -> Image.Image:
+    """Convert an array [H, W], [H, W, C] or a tensor [H, W], [C, H, W] of uint8 values.
+
+    `name` is used in messages. Raises DataError for other types, shapes and values.
+    """
+    if not isinstance(photo, np.ndarray | Tensor):
+        raise DataError(f"{name}: {type(photo).__name__} is not a photo; {ACCEPTED}")
+
+    kind = f"{type(photo).__name__} {list(photo.shape)} of {photo.dtype}"
+    if str(photo.dtype).removeprefix("torch.") != "uint8":
+        # The range of other values is ambiguous: 0 to 1, 0 to 255, or normalized.
+        raise DataError(f"{name}: {kind} is not a photo; scale it to uint8 values from 0 to 255")
+
+    if isinstance(photo, Tensor):
+        channels_last = photo.movedim(0, -1) if photo.ndim == 3 else photo
+        photo = channels_last.cpu().numpy()
+    if photo.ndim == 3 and photo.shape[2] == 1:
+        photo = photo[:, :, 0]
+    is_color = photo.ndim == 3 and photo.shape[2] in CHANNELS
+    if not (is_color or photo.ndim == 2) or photo.size == 0:
+        raise DataError(f"{name}: {kind} is not a photo; {ACCEPTED}")
+    return Image.fromarray(np.ascontiguousarray(photo))
+
+
+def as_file(photo: Any, name: str) -> bytes:
+    """Return the bytes of an image file with the pixels of a photo, see `ACCEPTED`."""
+    if isinstance(photo, bytes):
+        return photo
+    if isinstance(photo, str | os.PathLike):
+        return read_bytes(Path(photo))
+    image = photo if isinstance(photo, Image.Image) else from_array(photo, name)
+    # PPM is lossless, and about as fast as a copy.
+    buffer = io.BytesIO()
+    upright(image).save(buffer, "PPM")
+    return buffer.getvalue()
 
 
 def open_image(

@@ -149,31 +149,40 @@ class HoldOut(Grouping):
 
         Each group is assigned as one image with its name as the path and the classes of all.
         """
-        if self.fraction == 0:
-            return replace(table, is_divided=True)
-        groups = self.find_groups(table.files, table.groups)
         table = replace(table, is_divided=True)
+        if self.fraction == 0:
+            return table
+        return table.select(self.is_held_out(table.files, table.labels, table.groups) == val)
+
+    def is_held_out(
+        self, keys: np.ndarray, labels: Labels, groups: np.ndarray | None
+    ) -> np.ndarray:
+        """Return a mask of the held-out images, bool [N]; see `select`.
+
+        `keys` are N paths or other keys of `Storage.keys`. For the groups see `Table`.
+        """
+        groups = self.find_groups(keys, groups)
         if groups is None:
-            return table.select(self._is_held_out(table.files, table.labels) == val)
+            return self._is_held_out(keys, labels)
 
         names, group = np.unique(groups, return_inverse=True)
-        positive = table.labels.values == 1
-        labels, _ = from_statements(
-            group[table.labels.images()[positive]],
-            table.labels.classes[positive],
-            table.labels.values[positive],
+        positive = labels.values == 1
+        labels_of_groups, _ = from_statements(
+            group[labels.images()[positive]],
+            labels.classes[positive],
+            labels.values[positive],
             num_images=len(names),
-            num_classes=len(table.classes),
+            num_classes=labels.num_classes,
             default=0,
         )
-        is_held_out = self._is_held_out(names, labels)[group]
+        is_held_out = self._is_held_out(names, labels_of_groups)[group]
         if is_held_out.all() or not is_held_out.any():
-            fault = f"{len(table):,} images are in {len(names):,} groups, too few to be divided"
+            fault = f"{len(keys):,} images are in {len(names):,} groups, too few to be divided"
             raise DataError(f"data.val_fraction: {fault}; use smaller groups, or change it")
-        return table.select(is_held_out == val)
+        return is_held_out
 
-    def _is_held_out(self, files: np.ndarray, labels: Labels) -> np.ndarray:
-        hashes = np.array([path_hash(file, self.seed) for file in files.tolist()], np.uint64)
+    def _is_held_out(self, keys: np.ndarray, labels: Labels) -> np.ndarray:
+        hashes = np.array([path_hash(key, self.seed) for key in _as_bytes(keys)], np.uint64)
         if self.split == "hash":
             # Compare exactly: a comparison with a float would round the hashes.
             return hashes < np.uint64(math.ceil(self.fraction * 2**64))
@@ -278,10 +287,12 @@ def fold_numbers(keys: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
     An image keeps its fold if other images are added or removed. Folds of different seeds are
     independent. `keys` are M keys of `Storage.keys`, or groups, which are not divided.
     """
-    is_text = keys.dtype.kind == "S"
-    texts = keys.tolist() if is_text else [key.tobytes() for key in keys]
-
     # Use the remainder, not the size of the hash: `HoldOut` may have removed all images with
     # small hashes of the same seed.
-    remainders = (path_hash(text, seed) % count for text in texts)
-    return 1 + np.fromiter(remainders, np.int64, len(texts))
+    remainders = (path_hash(key, seed) % count for key in _as_bytes(keys))
+    return 1 + np.fromiter(remainders, np.int64, len(keys))
+
+
+def _as_bytes(keys: np.ndarray) -> list[bytes]:
+    is_text = keys.dtype.kind == "S"
+    return keys.tolist() if is_text else [key.tobytes() for key in keys]

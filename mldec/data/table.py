@@ -40,16 +40,6 @@ class Table:
         return replace(self, files=self.files[images], labels=labels, groups=groups)
 
 
-@dataclass(frozen=True)
-class Annotations:
-    """The images of all splits in a parsed table."""
-
-    table: Table
-    splits: np.ndarray  # name of the split of each image in lower case, or ""
-    folder: Path  # folder of the images
-    by_column: bool  # whether the table has a column per class
-
-
 @dataclass(eq=False)
 class TableBuilder:
     """Build a table image by image, and validate paths and classes."""

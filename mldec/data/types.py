@@ -1,11 +1,12 @@
 """Types of datasets: classes, stored images, splits and data modules."""
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from hashlib import sha256
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from PIL import Image
@@ -21,6 +22,7 @@ from mldec.errors import DataError
 from mldec.evaluators import Evaluator
 from mldec.files.text import read_bytes
 from mldec.names import names_fault
+from mldec.runtime.console import progress_bar
 from mldec.words.types import VectorOrigin
 
 
@@ -268,10 +270,67 @@ class ImageFiles(Storage):
         return replace(self, files=np.array(files, np.bytes_))
 
 
+@dataclass(frozen=True, eq=False)
+class ImagesInMemory(Storage):
+    """A subset of n images of a data set in memory. They are identified by their content."""
+
+    contents: Any  # maps 0 to N - 1 to the bytes of an image file, or raises DataError
+    names: np.ndarray  # names of all images for messages, bytes [N]
+    digests: np.ndarray  # sha256 of all images, uint8 [N, 32]; 0 until it is needed
+    numbers: np.ndarray  # numbers of the images in the subset, int64 [n]
+
+    def name(self, index: int) -> str:
+        """Return the split and the row of the image, such as train[12]."""
+        return os.fsdecode(self.names[self.numbers[index]])
+
+    @property
+    def keys(self) -> np.ndarray:
+        """The sha256 of the images, uint8 [n, 32]. They are computed once for all subsets."""
+        absent = np.flatnonzero(~self.digests[self.numbers].any(axis=1))
+        for index in progress_bar(absent.tolist(), desc="hash images"):
+            try:
+                content = self.content(index)
+            except DataError as error:
+                # The loader gets the same error, and stops or skips the image.
+                content = str(error).encode(errors="surrogateescape")
+            self.digests[self.numbers[index]] = np.frombuffer(sha256(content).digest(), np.uint8)
+        return self.digests[self.numbers]
+
+    def content(self, index: int) -> bytes:
+        """Return the bytes of an image file. Raises DataError if they cannot be read."""
+        return self.contents[int(self.numbers[index])]
+
+    def select(self, images: np.ndarray) -> "ImagesInMemory":
+        """Return a subset of the images; see `Storage`."""
+        return replace(self, numbers=self.numbers[images])
+
+
 def in_folder(table: Table, folder: Path) -> StoredImages:
     """Return the images of a table with paths relative to a folder."""
-    files = ImageFiles(folder, table.files)
-    return StoredImages(files, table.labels, table.classes, None, table.groups, table.is_divided)
+    return _stored(table, ImageFiles(folder, table.files))
+
+
+def _stored(table: Table, storage: Storage) -> StoredImages:
+    return StoredImages(storage, table.labels, table.classes, None, table.groups, table.is_divided)
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """The images of all used splits in a parsed table."""
+
+    table: Table
+    splits: np.ndarray  # name of the split of each image in lower case, or ""
+    folder: Path  # folder of the images
+    by_column: bool  # whether the table has a column per class
+    storage: Storage | None = None  # of images that are not files in the folder
+    others: Mapping[str, int] = field(default_factory=dict)  # images of the unused splits
+
+    def images(self, rows: np.ndarray) -> StoredImages:
+        """Return the images of some rows of the table, given as ordered indices."""
+        table = self.table.select(rows)
+        if self.storage is None:
+            return in_folder(table, self.folder)
+        return _stored(table, self.storage.select(rows))
 
 
 def check_folder(root: str, what: str) -> Path:

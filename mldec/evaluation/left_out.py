@@ -22,7 +22,7 @@ from mldec.checkpoint import Loaded
 from mldec.config.schema import Config
 from mldec.data.sampling import SampleRandom
 from mldec.data.table import encode_paths
-from mldec.data.types import DataModule, Split, StoredImages
+from mldec.data.types import DataModule, ImagesInMemory, Split, StoredImages
 from mldec.errors import naming_errors
 from mldec.files.atomic import replacing
 from mldec.files.cache import network_hash
@@ -53,6 +53,10 @@ def image_names(split: Split, config: Config) -> np.ndarray:
     The keys of a storage are not sufficient: train/cat/1.jpg and val/cat/1.jpg are different images
     that both have the key cat/1.jpg. Absolute paths would change if the data is moved.
     """
+    storage = getattr(split.dataset, "storage", None)
+    if isinstance(storage, ImagesInMemory):
+        # The rows of another data set have the same names.
+        return encode_paths([key.tobytes().hex() for key in storage.keys])
     root = str(config.data.get("root") or os.curdir)
     indices = range(len(split.dataset))
     return encode_paths([os.path.relpath(split.dataset.name(index), root) for index in indices])

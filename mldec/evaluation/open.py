@@ -14,7 +14,8 @@ from mldec.checkpoint.classes import check_queries, scoring
 from mldec.checkpoint.state import Calibration
 from mldec.config.compose import override
 from mldec.config.schema import Config
-from mldec.data.fingerprint import fingerprint
+from mldec.data.fingerprint import difference, fingerprint
+from mldec.data.readers.dataset import READER
 from mldec.data.types import DataModule, same_images
 from mldec.errors import ConfigError
 from mldec.evaluation.frozen_features import reuse_tokens
@@ -111,9 +112,14 @@ def open_for_evaluation(
     path = options.checkpoint
     config, parts = chosen_settings(loaded, options)
     device = distributed.pick_device(config.device)
-    data = build.data(parts)
+    data = build.data(parts, options.in_memory)
     fit_to_device(config, options, device, len(data.val.dataset))
     check_size(data, loaded, options)
+    # Another split that the user selects differs from the validation data on purpose.
+    if options.in_memory is not None and loaded.val_fingerprint and not options.sets("data.val"):
+        changed = difference(loaded.val_fingerprint, fingerprint(data.val), "validation")
+        if changed:
+            log.warning(f"data: these are not the validation images of {path} ({changed})")
 
     # A softmax over the classes, as of CLIP, has no meaningful threshold for multi-label data.
     is_open_softmax = not loaded.classes.names and loaded.classes.exclusive
@@ -148,6 +154,8 @@ def chosen_settings(loaded: Loaded, options: EvalOptions) -> tuple[Config, build
     settings = list(options.settings)
     if options.image_size is not None or loaded.model.views == "scales":
         settings.insert(0, f"data.image_size={loaded.transform.image_size}")
+    if options.in_memory is not None and loaded.config.data.get("_target_") != READER:
+        settings.insert(0, f"data._target_={READER}")
     config = override(loaded.config, settings)
     data = build.check(config, ["data"])["data"]
 

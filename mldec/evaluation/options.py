@@ -21,6 +21,7 @@ class EvalOptions(FromValues):
 
     checkpoint: str  # path on the command line, for messages
     settings: list[str] = field(default_factory=list)  # "key=value", overrides of the config
+    in_memory: Any = None  # data set that is passed in Python, see `build.data`
     image_size: int | None = None  # pixels per side; None: from the checkpoint
     threshold: float | None = None  # score above which a class is present, in [0, 1]
 

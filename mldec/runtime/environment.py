@@ -1,4 +1,4 @@
-"""Installed versions, the git commit, and the message after an out-of-memory error."""
+"""Installed versions, the git commit, access to the Hub, and errors of full memory."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -38,6 +38,25 @@ def git_commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return f"{commit}+dirty" if changes else commit
+
+
+@contextmanager
+def quick_hub() -> Iterator[None]:
+    """Use only the cache if the hub is not reachable. Each download would be retried otherwise."""
+    import huggingface_hub  # slow to import, and only needed here
+
+    constants = huggingface_hub.constants
+    before = constants.HF_HUB_OFFLINE
+    try:
+        if not before:
+            huggingface_hub.get_session().head(constants.ENDPOINT, timeout=10)
+    except Exception:
+        constants.HF_HUB_OFFLINE = True
+
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 @contextmanager

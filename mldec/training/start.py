@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +23,6 @@ from mldec.config.schema import Config, MixLabels, Train
 from mldec.data.fingerprint import check_same
 from mldec.data.labels import Labels
 from mldec.data.loader import labels_of
-from mldec.data.table import Annotations
 from mldec.data.types import DataModule, same_images
 from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluation.frozen_features import with_tokens
@@ -124,7 +124,7 @@ def prepare_trainer(
     directory: Path,
     device: torch.device,
     stop: StopRequest,
-    annotations: Annotations | None = None,
+    in_memory: Any = None,
 ) -> tuple[Trainer, Path | None]:
     """Build the trainer of a run. Returns it with the path of the resumed checkpoint, if any."""
     saved: Checkpoint | None = None
@@ -137,7 +137,7 @@ def prepare_trainer(
 
     # Pretrained weights are not downloaded if a checkpoint replaces them.
     torch.manual_seed(config.seed)
-    data = build.data(parts, annotations)
+    data = build.data(parts, in_memory)
     loss = build.loss(parts, lambda: labels_of(data.train, config.seed), data.train)
     is_fitted = build.is_fitted(parts)
     if is_fitted:
@@ -323,6 +323,9 @@ def next_commands(directory: Path, trainer: Trainer) -> str:
     needs_thresholds &= trainer.calibration is None
     first = "calibrate" if needs_thresholds else "evaluate"
     commands = [["mldec", first] + model, ["mldec", "predict"] + model + ["photos/"]]
+    # A command cannot read a data set that is passed in Python, which has no name.
+    if trainer.config.data.get("name", "") is None:
+        del commands[0]
     return "; ".join(map(shlex.join, commands))
 
 

@@ -13,12 +13,16 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "notebooks"
 # A number in the printed output of each notebook, and its lowest value.
 EXPECTED = {
+    "hugging_face.ipynb": (r"best mAP_skip_empty (\S+)", 50),  # chance: 19
     "own_model.ipynb": (r"epoch 3/3 .* val mAP (\S+)", 50),
     "own_photos.ipynb": (r"best mAP_skip_empty (\S+)", 50),  # chance: 19
     "zero_shot.ipynb": (r"zero-shot mAP (\S+)", 40),  # chance: 14
 }
 # Files that a notebook writes.
-FILES = {"own_photos.ipynb": ["report.html", "model.onnx", "outputs/photos/checkpoints/best.pt"]}
+FILES = {
+    "hugging_face.ipynb": ["outputs/digits/checkpoints/calibrated.pt"],
+    "own_photos.ipynb": ["report.html", "model.onnx", "outputs/photos/checkpoints/best.pt"],
+}
 
 
 def test_every_notebook_has_an_expected_number():

@@ -34,6 +34,7 @@ _READERS = {
     "coco_zsl": ("coco", "MS-COCO zero-shot"),
     "cub": ("cub", "CUB-200-2011"),
     "csv_table": ("csv_table", "Your own data"),
+    "dataset": ("dataset", "Your own data"),
     "cvat": ("labeling", "Labeling tools"),
     "fiftyone": ("labeling", "Labeling tools"),
     "folders": ("folders", "Your own data"),

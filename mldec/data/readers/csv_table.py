@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mldec.data.columns import (
+    LABELS,
     MISSING,
     PATHS,
     SPLITS,
@@ -30,9 +31,9 @@ from mldec.data.layouts import describe_layouts
 from mldec.data.photos import PhotoFinder, user_entries
 from mldec.data.settings import Source
 from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
-from mldec.data.table import Annotations, Table, encode_paths, path_inside
+from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import multi_label, partial_labels, single_label
-from mldec.data.types import StoredImages, check_folder, in_folder
+from mldec.data.types import Annotations, StoredImages, check_folder
 from mldec.errors import DataError
 from mldec.files.atomic import csv_lines
 from mldec.files.tables import SUFFIXES, read_table, simple_name
@@ -65,7 +66,7 @@ def csv_table(
     threshold: float = 0.5,
     skip_empty: bool = True,
     top_k: int | None = None,
-    annotations: Annotations | None = None,
+    in_memory: Annotations | None = None,
 ) -> Source:
     """Return the images of a table in the order of its rows.
 
@@ -84,15 +85,17 @@ def csv_table(
         val: Value of the split column in validation rows. Names such as valid are equivalent.
         division: Held-out images if there is no validation split.
         top_k: k of the accuracy (`exclusive`) or of precision, recall and F1 at top-k.
-        annotations: Content of the table, if it has been parsed already.
+        in_memory: Content of the table, if it has been parsed already.
 
     Raises:
         ValueError: If an argument is out of range or does not fit the file.
     """
     evaluator = multi_label(threshold, top_k=top_k, skip_empty=skip_empty)
-    folder = check_folder(root, "the table")
-    where = folder / Path(file).expanduser()
+    where = Path(file).expanduser()
+    annotations = in_memory
     if annotations is None:
+        folder = check_folder(root, "the table")
+        where = folder / where
         # Tables of splits, as exported by labeling tools, have paths relative to their own folder.
         beside = file == DEFAULT_FILE and not where.is_file()
         tables = {"": where}
@@ -117,9 +120,9 @@ def csv_table(
 
     table = annotations.table
     splits = annotations.splits
-    counts = Counter(splits.tolist())
-    train_split = _find_name(train, counts)
-    val_split = _find_name(val, counts)
+    counts = Counter(splits.tolist()) + Counter(annotations.others)
+    train_split = find_name(train, counts)
+    val_split = find_name(val, counts)
 
     # Hold out images if the table has no other split than the training split. If it has another
     # one, such as test, the user must choose: a test split must not become a validation split.
@@ -132,30 +135,33 @@ def csv_table(
     def load(part: str, _: str | None) -> StoredImages:
         if part == val and not holds_out:
             check_val(val_split, counts, where)
-        split = val_split if part == val and not holds_out else _find_name(part, counts)
+        split = val_split if part == val and not holds_out else find_name(part, counts)
 
         # With data.split_column=fold and data.val=0, all other folds are the training split. A
         # table without splits is divided as a whole.
-        chosen = table
+        rows = np.arange(len(table))
         if rules.split_column and split == train_split and split not in counts:
-            chosen = table.select(splits != val_split)
+            rows = np.flatnonzero(splits != val_split)
         elif not holds_out or train_split in counts:
-            chosen = table.select(splits == (train_split if holds_out else split))
-        if holds_out:
-            num_images = len(chosen)
-            chosen = division.select(chosen, val=part == val)
-            if part == val and division.fraction > 0:
+            rows = np.flatnonzero(splits == (train_split if holds_out else split))
+        images = annotations.images(rows)
+        if holds_out and division.fraction > 0:
+            keys = images.storage.keys
+            is_held_out = division.is_held_out(keys, images.labels, images.groups)
+            rows = rows[is_held_out == (part == val)]
+            images = annotations.images(rows)
+            if part == val:
                 log.info(
-                    f"csv: no validation split, so {len(chosen):,} of {num_images:,} images are "
+                    f"data: no validation split, so {len(rows):,} of {len(keys):,} images are "
                     f"held out ({division.split}); see data.val_fraction and data.split"
                 )
 
-        log_split("csv", part, chosen)
+        log_split("data", part, table.select(rows))
         if part == train:
             for name, count in counts.items():
                 if name not in (train_split, val_split, ""):
-                    log.info(f"csv: {count:,} images of the split {name!r} are not used")
-        return in_folder(chosen, annotations.folder)
+                    log.info(f"data: {count:,} images of the split {name!r} are not used")
+        return replace(images, is_divided=holds_out)
 
     result = Source(load=load, train=train, val=val, where=where, evaluator=evaluator)
     return replace(result, exclusive=exclusive, folder_setting="data.images")
@@ -175,7 +181,7 @@ def _read(path: Path, rules: Rules, encoding: str) -> "DataFrame":
         ) from error
 
 
-def _find_name(wanted: str, present: Collection[str]) -> str:
+def find_name(wanted: str, present: Collection[str]) -> str:
     """Return the name of a split as it is written in a table, or `wanted` if it has none.
 
     Names such as val and valid are equivalent, unless the table has both.
@@ -213,7 +219,7 @@ def _find_tables(folder: Path, train: str) -> dict[str, Path]:
     """
     found = find_tables(folder)
     # Other tables, such as a list of the classes, do not count if there is a training table.
-    if _find_name(train, found) in found:
+    if find_name(train, found) in found:
         found.pop("", None)
     else:
         found = {"": found.get("", [])}
@@ -238,15 +244,15 @@ def _with_splits(
     """
     # A test table often has the columns of the others except for the labels.
     most = max(len(frame.columns) for frame in frames.values())
-    names = [_find_name(name, tables) for name in used_splits]
+    names = [find_name(name, tables) for name in used_splits]
     used = {}
     for split, path in tables.items():
         frame = frames[str(path)]
         if len(frame.columns) < most and split not in names:
-            log.info(f"csv: {path} is not used, because it has fewer columns")
+            log.info(f"data: {path} is not used, because it has fewer columns")
         else:
             used[str(path)] = frame.assign(split=split)
-    log.info(f"csv: the splits are {' and '.join(used)}")
+    log.info(f"data: the splits are {' and '.join(used)}")
     return used
 
 
@@ -258,6 +264,8 @@ def parse(
     exclusive: bool = False,
     folder: Path | None = None,
     beside_tables: bool = False,
+    has_files: bool = True,
+    label_columns: Sequence[str] = LABELS,
 ) -> Annotations:
     """Parse tables with one row per image, or one row per label of an image.
 
@@ -269,6 +277,8 @@ def parse(
         folder: Folder of relative paths. None for paths relative to the working directory. The
             folder of the result is then the common parent of all images.
         beside_tables: Whether paths are relative to the folder of their table instead.
+        has_files: Whether the images are files. Otherwise, paths are names for messages.
+        label_columns: See `recognize`.
 
     Raises:
         DataError: If a column or a cell cannot be read, or has several meanings.
@@ -276,7 +286,7 @@ def parse(
     sheet = sheet_of(frames)
     if not sheet.columns or not len(sheet.columns[0].codes):
         raise DataError(f"{sheet.source}: there are no rows; add one per image")
-    roles = recognize(sheet, rules, classes)
+    roles = recognize(sheet, rules, classes, label_columns)
     if roles.labels is not None:
         labels, names = named_labels(sheet, roles, rules, classes, exclusive=exclusive)
     else:
@@ -292,7 +302,10 @@ def parse(
             labels = replace(labels, classes=moved, num_classes=len(classes))
             names = classes
 
-    paths, rows, folder = _image_paths(sheet, roles.path, folder, beside_tables=beside_tables)
+    if has_files:
+        paths, rows, folder = _image_paths(sheet, roles.path, folder, beside_tables=beside_tables)
+    else:
+        paths, rows, folder = list(map(str, roles.path.cells)), roles.path.codes, Path()
     splits = np.full(len(rows), "")
     if roles.split is not None:
         splits = split_names(roles.split)
@@ -388,7 +401,7 @@ def _located(sheet: Sheet, paths: list[str], rows: np.ndarray, folder: Path) -> 
         where = sheet.where(row)
         located.append(finder.find(path, where) or finder.find_below(path, where) or path)
     count = sum(found != path for found, path in zip(located, paths, strict=True))
-    log.info(f"csv: {count:,} of {len(paths):,} images were found in {folder} by their names")
+    log.info(f"data: {count:,} of {len(paths):,} images were found in {folder} by their names")
     return located
 
 
@@ -426,7 +439,7 @@ def _merged(
             fault = f"the image is listed twice, first in {sheet.where(other)}, with other labels"
             raise DataError(f"{sheet.where(row)}: {fault} or another split; remove one")
 
-    log.info(f"csv: {len(images) - len(first):,} rows of images with several rows are joined")
+    log.info(f"data: {len(images) - len(first):,} rows of images with several rows are joined")
     if not by_label:
         return labels.select(first)
     joined, _ = from_statements(

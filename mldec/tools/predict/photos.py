@@ -10,16 +10,10 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from mldec.data.images import FIX, upright
-from mldec.errors import DataError, brief
+from mldec.data.images import FIX, from_array, upright
+from mldec.errors import brief
 from mldec.tools.predict.decode import Item
 from mldec.tools.predict.inputs import Inputs, is_tar
-
-CHANNELS = (1, 3, 4)  # gray, RGB, and RGB with alpha
-ACCEPTED = (
-    "pass a path, the bytes of an image file, a PIL image, a uint8 numpy array [H, W, 3] or a "
-    "uint8 torch tensor [3, H, W]"
-)
 
 
 def is_photo(value: Any) -> bool:
@@ -51,7 +45,7 @@ def to_item(photo: Any, name: str) -> Item:
     if isinstance(photo, bytes):
         return Item(name, name, content=photo)
 
-    image = photo if isinstance(photo, Image.Image) else _to_image(photo, name)
+    image = photo if isinstance(photo, Image.Image) else from_array(photo, name)
     name = getattr(photo, "filename", None) or name
     try:
         return Item(name, name, content=upright(image))
@@ -70,24 +64,3 @@ def _is_container(path: str) -> bool:
     with suppress(OSError):  # such as a name that is too long
         return Path(path).is_dir()
     return False
-
-
-def _to_image(photo: Any, name: str) -> Image.Image:
-    """Convert an array [H, W], [H, W, C] or a tensor [H, W], [C, H, W] of uint8 values."""
-    if not isinstance(photo, np.ndarray | Tensor):
-        raise DataError(f"{name}: {type(photo).__name__} is not a photo; {ACCEPTED}")
-
-    kind = f"{type(photo).__name__} {list(photo.shape)} of {photo.dtype}"
-    if str(photo.dtype).removeprefix("torch.") != "uint8":
-        # The range of other values is ambiguous: 0 to 1, 0 to 255, or normalized.
-        raise DataError(f"{name}: {kind} is not a photo; scale it to uint8 values from 0 to 255")
-
-    if isinstance(photo, Tensor):
-        channels_last = photo.movedim(0, -1) if photo.ndim == 3 else photo
-        photo = channels_last.cpu().numpy()
-    if photo.ndim == 3 and photo.shape[2] == 1:
-        photo = photo[:, :, 0]
-    is_color = photo.ndim == 3 and photo.shape[2] in CHANNELS
-    if not (is_color or photo.ndim == 2) or photo.size == 0:
-        raise DataError(f"{name}: {kind} is not a photo; {ACCEPTED}")
-    return Image.fromarray(np.ascontiguousarray(photo))

@@ -77,7 +77,7 @@ def test_skip_empty_is_default_of_own_data():
         part = build.resolve("data", option("data", name))
         if part.arguments.get("skip_empty"):
             chosen.add(name)
-    own = {"csv", "yolo", "coco_json", "keywords"}
+    own = {"csv", "hf", "yolo", "coco_json", "keywords"}
     assert chosen == own | {"label_studio", "cvat", "fiftyone"}
 
 

@@ -484,7 +484,7 @@ def test_record_is_read_to_the_same_images(tmp_path, frame, monkeypatch):
     arguments = {"root": str(tmp_path), "file": "record.csv", "classes": classes}
     load = partial(csv_table, division=HoldOut(val_fraction=0.4), **arguments)
     for part in ("train", "val"):
-        expected = load(annotations=parsed).load(part, None)
+        expected = load(in_memory=parsed).load(part, None)
         found = load().load(part, None)
         assert values(found) == values(expected)
         assert (found.classes, found.labels.default) == (expected.classes, expected.labels.default)
