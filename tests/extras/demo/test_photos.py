@@ -116,8 +116,12 @@ def test_reasons_without_training_photos_are_named(ridge, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=f"--training-photos {tmp_path / 'empty'}"):
         TrainingPhotos(ridge, str(tmp_path / "empty"))
+    # A fit to many photos stores no features.
+    head = ridge.loaded.model.head
+    head.examples = None
+    left_out.write(tmp_path / "run", head, np.array([b"a/0.png"]), head.left_out[:1], np.arange(1))
     exported = ExportedEngine(OnnxFile(networks.save_onnx(tmp_path / "x.onnx", "gap")))
-    for engine in (TorchEngine(networks.loaded("gap")), exported):
+    for engine in (TorchEngine(networks.loaded("gap")), exported, ridge):
         with pytest.raises(ConfigError, match="--training-photos"):
             TrainingPhotos(engine, str(tmp_path / "own"))
         client = client_of(Predictor(engine))
