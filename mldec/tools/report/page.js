@@ -378,7 +378,7 @@ byId("photo-class").append(new Option("any", ""), ...names.map((name, index) => 
 const kinds = { "": "any", error: "any error", ...KINDS };
 byId("photo-kind").append(...Object.entries(kinds).map(([kind, text]) => new Option(text, kind)));
 selectPhotos();
-byId("photo-filter").addEventListener("input", selectPhotos);
+byId("photo-filter").addEventListener("change", selectPhotos);
 byId("photo-filter").addEventListener("submit", (event) => event.preventDefault());
 document.addEventListener("click", ({ target }) => {
   const photo = target.closest("[data-row]");

@@ -177,9 +177,10 @@ def charts(content: ReportContent, names: list[str]) -> dict[str, go.Figure]:
         figures["metric-chart"] = curve_chart(metrics, "percent")
         # The highest value is the best evaluation of the run.
         epoch, _ = max(chain(*metrics.values()), key=lambda point: point[1])
-        style = {"line_color": GREY, "line_dash": "dot", "annotation_position": "top"}
-        best = f"best: epoch {epoch:g}"
-        figures["metric-chart"].add_vline(epoch, annotation_text=best, **style)
+        line = {"color": GREY, "dash": "dot", "width": 1.5}  # the default width is 0
+        label = {"text": f"best: epoch {epoch:g}"}
+        chart = figures["metric-chart"]
+        chart.add_vline(epoch, line=line, annotation=label, annotation_position="top")
 
     if content.comparison:
         values = content.comparison.per_class[0]

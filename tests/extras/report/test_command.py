@@ -146,6 +146,7 @@ def test_chart_of_metrics_marks_the_best_epoch(cli, digits_run, here, contents):
     chart = charts(contents[0], list(NAMES))["metric-chart"]
     [mark] = chart.layout.shapes
     assert mark.x0 == mark.x1 == best["epoch"]
+    assert mark.line.width > 0
     assert str(best["epoch"]) in chart.layout.annotations[0].text
 
 

@@ -273,7 +273,7 @@ def test_gallery_filters_its_photos(browser_page, contents):
 
     # Bounds of the score apply to the same decision as the other filters.
     middle = round(float(np.median(list(scores.values()))), 2)
-    page.type("#photo-high", str(middle))
+    page.type("#photo-high", str(middle) + Keys.TAB)
     assert shown() == [row for row in rows if scores[row] <= middle]
 
     page.script("document.getElementById('photo-filter').reset()")
