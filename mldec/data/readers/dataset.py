@@ -100,7 +100,7 @@ def dataset(
     )
     files = annotations.table.files
     digests = np.zeros((len(files), 32), np.uint8)
-    images = ConcatDataset(part.images for part in parts)
+    images: ConcatDataset[bytes] = ConcatDataset(part.images for part in parts)
     storage = ImagesInMemory(images, files, digests, np.arange(len(files)))
     others = {split: len(part) for split, part in splits.items() if split not in used}
     return csv_table(
