@@ -84,8 +84,8 @@ def fit(
 
             Paths in memory are absolute or relative to the working folder. The run stores a table
             in memory as a CSV file.
-        classes: Names of the classes in order, as data.classes. Targets of a torch `Dataset` may be
-            their indices or vectors.
+        classes: Names of the classes in order, or a text file with one name per line. Targets of a
+            torch `Dataset` may be their indices or vectors.
         epochs: Exact number of epochs (train.epochs=N train.min_steps=null). None for that of the
             experiment; the recipes for own photos raise it if there are few photos.
         seed: Seed of the run; None for that of the experiment.
@@ -126,7 +126,8 @@ def fit(
     if overwrite:
         set_aside(folder)
     if classes is not None:
-        config = replace(config, data=config.data | {"classes": list(classes)})
+        names = classes if isinstance(classes, str) else list(classes)
+        config = replace(config, data=config.data | {"classes": names})
     config, in_memory = _with_data(config, data, folder)
 
     try:

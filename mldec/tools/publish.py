@@ -277,8 +277,8 @@ def card(content: CardContent) -> str:
     data = reader
     if content.data_name:
         data = content.data_name
-    elif node.get("root"):
-        data += f" in {node['root']}"
+    elif place := node.get("root") or node.get("name"):
+        data += f" in {place}"
 
     tags = ["mldec", kind] if head == UNKNOWN else ["mldec", kind, head]
     metadata = _metadata(content, tags, reader, visible(data))

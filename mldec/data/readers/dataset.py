@@ -100,7 +100,7 @@ def dataset(
     )
     files = annotations.table.files
     digests = np.zeros((len(files), 32), np.uint8)
-    images = ConcatDataset(part.images for part in parts)
+    images: ConcatDataset[bytes] = ConcatDataset(part.images for part in parts)
     storage = ImagesInMemory(images, files, digests, np.arange(len(files)))
     others = {split: len(part) for split, part in splits.items() if split not in used}
     return csv_table(
@@ -295,11 +295,11 @@ def _named(
         values = [1, 0] if (np.array(rows) == -1).any() else [1]
         return [[names[row == value].tolist() for row in rows] for value in values]
 
-    if classes is None:
+    if classes is None or not rows:
         return []
-    indices = np.arange(-1, len(classes))
-    for number, row in enumerate(rows):
-        if not np.isin(row, indices).all():
-            fault = f"{abbreviate(row.tolist())} of image {number} is not an index"
-            raise DataError(f"{where}: the label {fault} of {len(classes)} classes; correct it")
+    is_wrong = ~np.isin(np.concatenate(rows), np.arange(-1, len(classes)))
+    if is_wrong.any():
+        number = np.repeat(np.arange(len(rows)), list(map(len, rows)))[is_wrong.argmax()]
+        fault = f"{abbreviate(rows[number].tolist())} of image {number} is not an index"
+        raise DataError(f"{where}: the label {fault} of {len(classes)} classes; correct it")
     return [[[classes[int(index)] for index in row if index >= 0] for row in rows]]

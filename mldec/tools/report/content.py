@@ -227,8 +227,8 @@ def facts(setup: EvaluationSetup, other: EvaluationSetup | None, scores: Scores)
 
     node = setup.config.data
     result["Data"] = str(node.get("_target_", "")).removeprefix("mldec.data.")
-    if "root" in node:
-        result["Data"] += f" in {node['root']}"
+    if place := node.get("root") or node.get("name"):
+        result["Data"] += f" in {place}"
     result["Validation images"] = f"{len(scores.labels):,} ({len(scores.bad):,} unreadable)"
     result["Image size"] = f"{setup.data.transform.image_size} pixels"
     if loaded.model.views:
