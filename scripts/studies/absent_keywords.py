@@ -41,7 +41,8 @@ LOSSES = {
 def train(folder: Path, pretrained: str, settings: list[str]) -> float:
     """Return the validation metric of a run after its last epoch."""
     common = ["data=csv", f"data.root={folder}", f"backbone.pretrained={pretrained}"]
-    common += ["train.eval_every=100", "train.workers=0", "head=csra", "data.image_size=224"]
+    common += ["train.eval_every=100", "train.workers=0", "head=csra"]
+    common += ["backbone=efficientnet_lite0", "data.image_size=224"]
     with tempfile.TemporaryDirectory() as outputs, chdir(outputs):
         mldec.fit(overrides=common + settings)
         lines = Path("outputs/finetune_frozen/metrics.jsonl").read_text().splitlines()

@@ -65,6 +65,7 @@ TEST_SPLITS = {"corel5k": "test", "voc": "val"}
 COMMON = ["+experiment=finetune_frozen", "name=study", "device=cpu", "train.workers=0", "head=gap"]
 COMMON += ["train.precision=fp32", "train.batch_size=32", "train.epochs=10", "train.min_steps=null"]
 COMMON += ["train.start_at_frequency=false", "data.image_size=224"]
+COMMON += ["backbone=efficientnet_lite0"]
 COMMON += ["optim.weight_decay=0", "schedule.name=cosine", "schedule.min_lr=${optim.lr}"]
 BOUND = "bce, all labels"
 MORE = "an, half of the rest"  # also observes half of the other positives

@@ -167,8 +167,8 @@ def load(name: str, folder: str, val: str, weights: str | None, cache: Path) -> 
     """Return the photos of a folder, with features from the cache if they are there."""
     file = cache / f"{name}.npz"
     if not file.exists():
-        settings = ["+experiment=finetune_frozen", "head=gap", "data.image_size=224"]
-        settings += [f"data.root={folder}", f"data.val={val}"]
+        settings = ["+experiment=finetune_frozen", "head=gap", "backbone=efficientnet_lite0"]
+        settings += ["data.image_size=224", f"data.root={folder}", f"data.val={val}"]
         if weights:
             settings.append(f"backbone.pretrained={weights}")
         parts = build.check(compose(settings))

@@ -58,7 +58,7 @@ PIXELS = 224
 SIZES = (160, 224, 320, 448)  # pixels that --pixels compares
 
 COMMON = ["+experiment=finetune_frozen", "head=csra", "name=study", "device=cpu", "train.workers=0"]
-COMMON += ["train.precision=fp32"]
+COMMON += ["train.precision=fp32", "backbone=efficientnet_lite0"]
 # A third of the paper's width, which costs six times as much here.
 NARROW = ["head=ml_decoder", "head.embed_dim=256", "head.mlp_dim=512"]
 SHORT = ["train.batch_size=32", "train.epochs=6", "train.min_steps=150"]

@@ -151,6 +151,7 @@ def test_training_on_a_library(cli, here, monkeypatch):
         "train",
         *settings,
         "backbone=tiny",
+        "data.image_size=32",
         "train.workers=0",
     )
     assert trained.status == 0, trained.err
