@@ -21,7 +21,7 @@ from mldec.data.splits import HELD_OUT_FRACTION
 from mldec.data.table import Annotations
 from mldec.data.transforms import View
 from mldec.data.types import Classes, DataModule, Split, StoredImages
-from mldec.errors import ConfigError, UserError, documented, suggest
+from mldec.errors import ConfigError, UserError, documented, raised, suggest
 from mldec.losses.common import LabelCounts, TrainImages
 from mldec.model import Classifier
 from mldec.runtime import distributed
@@ -70,6 +70,13 @@ class Part:
             first_word = re.split(r"\W", str(error), maxsplit=1)[0]
             separator = "." if first_word in self.arguments else ": "
             raise ConfigError(f"{self.kind}{separator}{error}") from error
+        except Exception as error:
+            # An error of mldec's own part is a bug of mldec, whose traceback is needed.
+            package = target.__module__.partition(".")[0]
+            if package == "mldec":
+                raise
+            fault = raised(error, package)
+            raise ConfigError(f"{self.kind}: {target.__name__} raised {fault}") from error
 
 
 Parts = Mapping[str, Part]
@@ -244,6 +251,11 @@ def loss(
         matrix = torch.from_numpy(labels().dense())
         runtime["train_images"] = TrainImages(matrix, names, split.classes.names)
     module: nn.Module = part.call(**runtime)
+    if getattr(module, "reduction", None) not in ("sum", "mean"):
+        raise ConfigError(
+            f'loss: {part.target.__name__} needs an attribute reduction, "sum" or "mean"; see '
+            f"docs/extending.md"
+        )
     return module
 
 
