@@ -20,7 +20,7 @@ from mldec.data.settings import FileSettings, Observed, assemble
 from mldec.data.splits import HELD_OUT_FRACTION
 from mldec.data.transforms import View
 from mldec.data.types import Classes, DataModule, Split, StoredImages
-from mldec.errors import ConfigError, UserError, documented, suggest
+from mldec.errors import ConfigError, UserError, documented, raised, suggest
 from mldec.losses.common import LabelCounts
 from mldec.model import Classifier
 from mldec.runtime import distributed
@@ -69,6 +69,13 @@ class Part:
             first_word = re.split(r"\W", str(error), maxsplit=1)[0]
             separator = "." if first_word in self.arguments else ": "
             raise ConfigError(f"{self.kind}{separator}{error}") from error
+        except Exception as error:
+            # An error of mldec's own part is a bug of mldec, whose traceback is needed.
+            package = target.__module__.partition(".")[0]
+            if package == "mldec":
+                raise
+            fault = raised(error, package)
+            raise ConfigError(f"{self.kind}: {target.__name__} raised {fault}") from error
 
 
 Parts = Mapping[str, Part]
@@ -232,6 +239,11 @@ def loss(
             raise ConfigError(f"{reason}, which needs a training on image files; pass another loss")
         runtime["train_labels"] = torch.from_numpy(labels().dense())
     module: nn.Module = part.call(**runtime)
+    if getattr(module, "reduction", None) not in ("sum", "mean"):
+        raise ConfigError(
+            f'loss: {part.target.__name__} needs an attribute reduction, "sum" or "mean"; see '
+            f"docs/extending.md"
+        )
     return module
 
 

@@ -5,6 +5,7 @@ import io
 import os
 import sys
 import time
+import traceback
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,6 +84,15 @@ def brief(error: BaseException) -> str:
     if isinstance(error, KeyError):
         lines[0] += " is missing"
     return " ".join(lines[0].split())[:160]
+
+
+def raised(error: BaseException, package: str) -> str:
+    """Return type, reason and line of an error in the code of a package, such as a plugin."""
+    text = f"{type(error).__name__}: {brief(error)}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if package in Path(frame.filename).with_suffix("").parts:
+            return f"{text} ({frame.filename}, line {frame.lineno})"
+    return text
 
 
 @contextmanager

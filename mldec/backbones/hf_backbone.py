@@ -19,7 +19,6 @@ from mldec.backbones.timm_backbone import (
 )
 from mldec.backbones.tokens import freeze
 from mldec.errors import ConfigError, naming_errors, suggest
-from mldec.runtime.environment import quick_hub
 
 # Shapes: B batch, H and W image height and width in pixels, N tokens, C backbone width
 

@@ -17,7 +17,7 @@ from mldec.data.sampling import Sampling
 from mldec.data.settings import FileSettings, Observed, Source
 from mldec.data.transforms import View
 from mldec.data.types import DataModule
-from mldec.errors import ConfigError, naming_errors
+from mldec.errors import ConfigError, naming_errors, raised
 
 # Modules in which parts must be defined, so that a checkpoint cannot run arbitrary code.
 # plugins=[...] adds third-party packages.
@@ -78,9 +78,15 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
         )
 
     try:
-        located = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{kind}._target_: '{target}' does not exist: {error}") from error
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        # The code of a plugin may raise any error.
+        fault = raised(error, target.partition(".")[0])
+        raise ConfigError(f"{kind}._target_: '{target}' cannot be imported: {fault}") from error
+    located = getattr(module, name, None)
+    if located is None:
+        fault = f"'{target}' does not exist, because {module_name} has no {name}"
+        raise ConfigError(f"{kind}._target_: {fault}")
 
     # A module also has the names that it imports, such as `mldec.heads.gap.nn`. They are not parts.
     is_defined_there = any(_inside(getattr(located, "__module__", ""), home) for home in homes)

@@ -55,6 +55,78 @@ def test_plugins_of_the_caller_are_located():
     assert signatures.locate("backbone", "patches.Patches", ["patches"]).__name__ == "Patches"
 
 
+PLUGIN = """from torch import nn
+
+
+class Fails(nn.Module):
+    def __init__(self, *, width: int = 3):
+        super().__init__()
+        self.table = {}["missing"]
+
+
+class Early(nn.Module):
+    def __init__(self, in_features, num_classes):
+        self.linear = nn.Linear(in_features, num_classes)
+
+
+class OtherNames(nn.Module):
+    def __init__(self, width, classes):
+        super().__init__()
+
+
+class NoReduction(nn.Module):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["loss._target_=absent.Loss"], ["loss._target_", "absent.Loss"]),
+        (["loss._target_=other.Loss"], ["loss._target_", "other.Loss", "plugins"]),
+        (["loss._target_=own.Los"], ["loss._target_", "own.Los"]),
+        (["loss._target_=unparsable.Loss"], ["loss._target_", "unparsable.py", "line 1"]),
+        (["head._target_=failing.Head"], ["head._target_", "failing.py", "line 2"]),
+        (["loss._target_=own.Fails", "loss.widht=2"], ["loss.widht", "width"]),
+        (["loss._target_=own.Fails"], ["loss", "Fails", "KeyError", "own.py", "line 7"]),
+        (["head._target_=own.Early"], ["head", "Early", "own.py", "line 12"]),
+        (["head._target_=own.OtherNames"], ["head.width", "head.classes"]),
+        (
+            ["head._target_=own.OtherNames", "head.width=1", "head.classes=1"],
+            ["head", "OtherNames", "in_features"],
+        ),
+        (["loss._target_=own.NoReduction"], ["loss", "NoReduction", "reduction"]),
+    ],
+)
+def test_mistakes_in_own_parts_are_one_line(words, named, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(PLUGIN)
+    (tmp_path / "unparsable.py").write_text("def broken(:\n")
+    (tmp_path / "failing.py").write_text("number = 0\n1 / number\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins = "plugins=[own,absent,unparsable,failing]"
+
+    def start():
+        parts = build.check(compose(["+experiment=digits", plugins, *words]))
+        build.loss(parts)
+        build.model(parts, Classes(("a", "b")), pretrained=False)
+
+    with pytest.raises(ConfigError) as caught:
+        start()
+    message = str(caught.value)
+    assert "\n" not in message
+    for name in named:
+        assert name in message
+
+
+def test_error_in_part_of_mldec_keeps_its_type(digits, monkeypatch):
+    def fails(self, **arguments):
+        raise KeyError("bug")
+
+    monkeypatch.setattr("mldec.losses.AsymmetricLoss.__init__", fails)
+    with pytest.raises(KeyError, match="bug"):
+        build.Part("loss", "asl", AsymmetricLoss, {}).call()
+
+
 def test_check_reports_faults_of_all_parts(digits):
     words = ["head.num_grops=3", "head.num_classes=3", "loss.gamma_neg=abc", "data.seed=null"]
     broken = override(digits, words)
