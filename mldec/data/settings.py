@@ -10,7 +10,13 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from mldec.data.labels import listed_positives, random_positives
+from mldec.data.labels import (
+    Labels,
+    fixed_per_class,
+    listed_positives,
+    random_drop,
+    random_positives,
+)
 from mldec.data.sampling import SHUFFLED, Sampling
 from mldec.data.splits import Grouping, fold_numbers, parse_fold
 from mldec.data.tasks import MakeEvaluator, ZeroShot
@@ -24,6 +30,8 @@ log = logging.getLogger("mldec")
 
 # Settings without random augmentation: a training image is the same in every epoch.
 NO_AUGMENTATION = {"augment": "none", "cutout": 0.0, "flip": False, "crop": 1.0, "erase": 0.0}
+
+MAX_CELLS = 10**9  # largest number of labels that become a matrix, of one byte each
 
 WORDS_DOCS = "DATASETS.md, section Word vectors"
 
@@ -45,8 +53,10 @@ class FileSettings(Grouping):
 class Observed:
     """Settings of a `data` node that simulate missing training labels.
 
-    They are shared by all readers of multi-label data. Set at most one of the first three. See
-    `random_positives` and `listed_positives`.
+    They are shared by all readers of multi-label data. Set at most one of the first three and of
+    `drop_labels` and `keep_per_class`. The first three select positives, see `random_positives` and
+    `listed_positives`. The other two set labels to -1 (not annotated), which not every loss
+    accepts, see `random_drop` and `fixed_per_class`.
     """
 
     single_positive: int | None = None  # seed; one random positive per image is observed
@@ -55,10 +65,22 @@ class Observed:
 
     observed_seed: int = 0  # seed of `observed`
 
-    # Value of all other labels: 0, or -1 (not annotated). Not every loss accepts -1.
+    # Value of all other labels: 0, or -1 (not annotated).
     unobserved: Literal["negative", "unknown"] = "negative"
 
+    drop_labels: float = 0.0  # probability that a label becomes -1, in [0, 1)
+    # Number of positives and negatives of each class that are kept. All other labels become -1.
+    keep_per_class: int | None = None
+    labels_seed: int = 0  # seed of `drop_labels` and `keep_per_class`, 0 or more
+
     def __post_init__(self) -> None:
+        if not 0 <= self.drop_labels < 1:
+            raise ValueError(f"drop_labels is {self.drop_labels}; it must be in [0, 1)")
+        if self.keep_per_class is not None and self.keep_per_class < 1:
+            raise ValueError(
+                f"keep_per_class is {self.keep_per_class}; it must be at least 1, or null for all "
+                f"labels"
+            )
         if self.observed is not None and not 0 < self.observed <= 1:
             raise ValueError(f"observed is {self.observed}; it must be in (0, 1]")
         if self.single_positive is not None and self.single_positive < 0:
@@ -68,13 +90,18 @@ class Observed:
 
     @property
     def given(self) -> list[str]:
-        """Names of the settings that select the observed positives."""
-        names = ("single_positive", "observed", "observed_list")
-        return [name for name in names if getattr(self, name) is not None]
+        """Names of the settings that select the observed labels."""
+        names = ("single_positive", "observed", "observed_list", "keep_per_class")
+        given = [name for name in names if getattr(self, name) is not None]
+        if self.drop_labels:
+            given.append("drop_labels")
+        return given
 
     def of_images(self, images: StoredImages, what: str) -> StoredImages:
         """Return training images with their observed labels only. `what` names them in the log."""
         labels = images.labels
+        if self.keep_per_class is not None or self.drop_labels:
+            return replace(images, labels=self._partly_annotated(labels, what))
         if self.observed_list is not None:
             files = [images.name(index) for index in range(len(images))]
             chosen = listed_positives(labels, files, Path(self.observed_list).expanduser())
@@ -89,6 +116,24 @@ class Observed:
         log.info(f"{what}: {counts} are observed, all other labels count as {self.unobserved}")
         default = 0 if self.unobserved == "negative" else -1
         return replace(images, labels=replace(labels.select_entries(chosen), default=default))
+
+    def _partly_annotated(self, labels: Labels, what: str) -> Labels:
+        """Return the labels with those that `drop_labels` or `keep_per_class` removes as -1."""
+        # Each pair of image and class has a random number, so the labels become a matrix.
+        cells = len(labels) * labels.num_classes
+        if cells > MAX_CELLS:
+            raise ConfigError(
+                f"data.{self.given[0]}: {len(labels):,} images and {labels.num_classes:,} classes "
+                f"have more than {MAX_CELLS:,} labels; pass data.observed instead"
+            )
+        if self.keep_per_class is not None:
+            kept = fixed_per_class(labels, self.keep_per_class, self.labels_seed)
+        else:
+            kept = random_drop(labels, self.drop_labels, self.labels_seed)
+        annotated = kept.all_counts(1).sum() + kept.all_counts(0).sum()
+        share = f"{annotated / cells:.2%} of the labels are kept"
+        log.info(f"{what}: {share}, the others count as not annotated")
+        return kept
 
 
 ALL_OBSERVED = Observed()

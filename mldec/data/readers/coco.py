@@ -2,7 +2,7 @@
 
 import logging
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mldec.data.cache import cached_table
-from mldec.data.labels import Labels, fixed_per_class, from_statements, random_drop
+from mldec.data.labels import from_statements
 from mldec.data.settings import DEFAULT_VECTORS, NO_VECTORS, Source, VectorSettings
 from mldec.data.splits import check_val, warn_empty_classes
 from mldec.data.table import Table, encode_paths, path_inside
@@ -35,9 +35,6 @@ def coco(
     annotated_only: bool = True,
     threshold: float = 0.5,
     skip_empty: bool = False,
-    drop_labels: float = 0.0,
-    keep_per_class: int | None = None,
-    labels_seed: int = 0,
     words: VectorSettings = NO_VECTORS,
 ) -> Source:
     """Return MS-COCO: 80 classes sorted by category id, images sorted by image id.
@@ -47,55 +44,27 @@ def coco(
             Roboflow export with {split}/_annotations.coco.json.
         annotated_only: Omit images without objects, as in the official code. 82,081 of 82,783
             training images and 40,137 of 40,504 validation images of 2014 remain.
-        drop_labels: Probability that a training label is set to -1 (not annotated), in [0, 1). It
-            simulates partial labels and requires a loss that accepts -1, such as loss=partial.
-        keep_per_class: Keep this number of positives and negatives per class, and set all other
-            training labels to -1. It excludes `drop_labels`.
-        labels_seed: Seed of the dropped labels, 0 or more.
         words: Word vectors for a head with word queries.
     """
-    thin = _thinning(drop_labels, keep_per_class, labels_seed)
     evaluator = multi_label(threshold, skip_empty=skip_empty)
     folder = check_folder(root, "MS-COCO")
 
-    def load(split: str, cache_dir: str | None, **options: Any) -> StoredImages:
+    def load(split: str, cache_dir: str | None) -> StoredImages:
         if split == val:
             present = [path.parent.name for path in folder.glob(f"*/{_ROBOFLOW}")]
             for path in folder.glob("annotations/instances_*.json"):
                 present.append(path.stem.removeprefix("instances_"))
             check_val(val, present, folder)
-        return _load_split(folder, split, cache_dir, annotated_only=annotated_only, **options)
+        return _load_split(folder, split, cache_dir, annotated_only=annotated_only)
 
     source = Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
-    source = replace(source, load_train=partial(load, thin=thin))
     if words.vectors is None:
         return source
     return replace(source, vectors=lambda names: words.of_classes(folder, names, names)[1:])
 
 
-def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], Labels] | None:
-    """Return the function that makes training labels partial, or None."""
-    if not 0 <= drop < 1:
-        raise ValueError(f"drop_labels is {drop}; it must be in [0, 1)")
-    if keep is not None and keep < 1:
-        raise ValueError(f"keep_per_class is {keep}; it must be at least 1, or null for all labels")
-    if drop and keep is not None:
-        raise ValueError(f"drop_labels is {drop} and keep_per_class is {keep}; set only one")
-
-    if keep is not None:
-        return partial(fixed_per_class, n=keep, seed=seed)
-    if drop:
-        return partial(random_drop, p=drop, seed=seed)
-    return None
-
-
 def _load_split(
-    root: Path,
-    split: str,
-    cache_dir: str | None,
-    *,
-    annotated_only: bool,
-    thin: Callable[[Labels], Labels] | None = None,
+    root: Path, split: str, cache_dir: str | None, *, annotated_only: bool
 ) -> StoredImages:
     annotations = root / "annotations" / f"instances_{split}.json"
     roboflow = root / split / _ROBOFLOW
@@ -111,11 +80,6 @@ def _load_split(
         raise DataError(f"{annotations}: no image{condition}; restore it")
     log.info(f"coco {split}: {len(table):,} images{condition}, {len(table.classes)} classes")
     warn_empty_classes("coco", split, table)
-
-    if thin is not None:
-        table = replace(table, labels=thin(table.labels))
-        share = f"{(table.labels.dense() >= 0).mean():.2%} of the labels are kept"
-        log.info(f"coco {split}: {share}, the others count as not annotated")
 
     return in_folder(table, root / split)
 

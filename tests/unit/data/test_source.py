@@ -11,7 +11,7 @@ from support import made
 
 from mldec import build
 from mldec.config.compose import option, options
-from mldec.data.labels import from_dense
+from mldec.data.labels import fixed_per_class, from_dense, random_drop
 from mldec.data.readers.coco import coco
 from mldec.data.sampling import SHUFFLED, Sampling
 from mldec.data.settings import FileSettings, Observed, Source, View, assemble
@@ -172,6 +172,27 @@ def test_observed_positives_are_a_share_or_a_list(source, tmp_path):
     for observed, count in ((Observed(observed=0.6), 24), (Observed(observed_list=str(path)), 20)):
         data = assemble(changed(source, two_labels), PLAIN, FILES, observed=observed)
         assert data.train.dataset.labels.counts().sum() == count
+
+
+@pytest.mark.parametrize(
+    ("observed", "expected"),
+    [
+        (Observed(drop_labels=0.4, labels_seed=3), lambda labels: random_drop(labels, 0.4, 3)),
+        (Observed(keep_per_class=5), lambda labels: fixed_per_class(labels, 5, 0)),
+    ],
+)
+def test_dropped_labels_are_unknown_in_training_only(source, observed, expected, monkeypatch):
+    labelled = changed(source, two_labels)
+    whole = assemble(labelled, PLAIN, FILES).train.dataset.labels
+    data = assemble(labelled, PLAIN, FILES, observed=observed)
+    found = data.train.dataset.labels.dense()
+    assert np.array_equal(found, expected(whole).dense())
+    assert 0 < (found == -1).sum() < found.size
+    assert target(data.val, 0) == [1, 1, 0]
+
+    monkeypatch.setattr("mldec.data.settings.MAX_CELLS", found.size - 1)
+    with pytest.raises(ConfigError, match=f"data.{observed.given[0]}"):
+        _ = assemble(labelled, PLAIN, FILES, observed=observed).train
 
 
 # The settings of images and files
