@@ -10,8 +10,8 @@ from mldec.data.transforms import EvalTransform
 from mldec.data.types import ImageDataset, StoredImages, fixed_sample, picture
 from mldec.errors import ConfigError
 from mldec.evaluation.open import EvaluationSetup
+from mldec.tools.heat_maps import Explainer
 from mldec.tools.pages import data_url
-from mldec.tools.predict.heat_maps import Explainer
 from mldec.tools.report.statistics import Predictions
 
 IMAGES_PER_KIND = 3  # images of each class and kind
