@@ -34,10 +34,10 @@ from mldec.names import abbreviate, given_names
 from mldec.runtime.console import console_output, to_console
 from mldec.runtime.signals import StopRequest
 from mldec.tools import calibrate, export, predict, report
+from mldec.tools.heat_maps import over_image
 from mldec.tools.predict.answers import Predictor, Row, Rows, chosen_rule
 from mldec.tools.predict.decode import read_item
 from mldec.tools.predict.engine import TorchEngine
-from mldec.tools.predict.heat_maps import over_image
 from mldec.tools.predict.photos import is_photo, items
 from mldec.train import announce
 from mldec.train import run as train

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Literal
 from unicodedata import normalize
 
 from mldec.data.images import HEIF, INSTALL_HEIF, NOT_READ, READ
@@ -114,13 +114,6 @@ class SkippedFiles:
         """Log the counts after the prefix `what`. Unsupported formats are a warning."""
         if self:
             log.log(logging.WARNING if self.counts else logging.INFO, f"{what}: {self}")
-
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return number and example of the unsupported formats by suffix, as JSON types."""
-        summary: dict[str, dict[str, Any]] = {}
-        for suffix, count in self.counts.most_common():
-            summary[suffix] = {"files": count, "example": self.examples[suffix]}
-        return summary
 
 
 def list_folder(folder: str | Path) -> Iterator[os.DirEntry[str]]:

@@ -1,19 +1,21 @@
-"""ONNX files of `mldec export`: their metadata, and their execution in ONNX Runtime on the CPU."""
+"""ONNX files of `mldec export`: their metadata, and an engine in ONNX Runtime on the CPU."""
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
 
 from mldec.cli import require
 from mldec.config.schema import describe, matches
-from mldec.data.transforms import EvalTransform
+from mldec.data.transforms import EvalTransform, Picture, to_tensor
 from mldec.data.types import Classes
-from mldec.errors import naming_errors
+from mldec.errors import CheckpointError, naming_errors
+from mldec.runtime.environment import explain_out_of_memory
 
 # Names in ONNX files: inputs (zero-shot files have both), outputs, and the key of the metadata.
 INPUTS = ("images", "queries")
@@ -100,3 +102,74 @@ class OnnxFile:
             arrays = {name: tensor.numpy() for name, tensor in zip(INPUTS, inputs, strict=False)}
             scores, decisions = self._session.run(OUTPUTS, arrays)
         return torch.from_numpy(scores), torch.from_numpy(decisions)
+
+
+class Answers(NamedTuple):
+    """The scores of B images, on the device of the engine."""
+
+    scores: Tensor  # float32 [B, K], in [0, 1]
+    features: Tensor | None  # float32 [B, C]: the mean over the tokens of the backbone
+
+
+def to_batch(images: Sequence[Tensor] | Tensor) -> Tensor:
+    """Stack images of one size [3, S, S], unless they are stacked already."""
+    return images if isinstance(images, Tensor) else torch.stack(list(images))
+
+
+def memory_hint(engine: Any, images: int) -> str:
+    """Return the error message of an engine whose memory is too small for a batch."""
+    return (
+        f"out of memory on {engine.device} with batches of {images} images of "
+        f"{engine.image_size} pixels; pass a smaller --batch-size"
+    )
+
+
+class ExportedEngine:
+    """An ONNX file of `mldec export` on the CPU; see `TorchEngine`."""
+
+    def __init__(self, exported: OnnxFile, classes: Classes | None = None) -> None:
+        metadata = exported.metadata
+        self.path = exported.path
+        self.device = torch.device("cpu")
+        self.zero_shot = metadata.word_dim is not None
+        self._exported = exported
+        self._word_vectors: list[Tensor] = []
+        if classes is None:
+            classes = Classes(tuple(metadata.classes))
+        elif not self.zero_shot:
+            raise CheckpointError(f"{self.path}: the classes are fixed; export it with --classes")
+        if self.zero_shot:
+            if classes.word_vectors is None:
+                raise CheckpointError(
+                    f"{self.path}: no word vectors; pass --vectors, and --classes for predict"
+                )
+            self._word_vectors = [classes.word_vectors]
+        self.classes = replace(classes, exclusive=metadata.exclusive)
+        self.thresholds: Sequence[float] | None = metadata.thresholds
+        if self.thresholds is not None and len(self.thresholds) == 1:
+            self.thresholds = [self.thresholds[0]] * len(self.classes)
+
+        self.image_size = metadata.image_size
+        self.precision = metadata.precision
+        self.program = "ONNX Runtime"
+        self.decoder = metadata.transform.decoder
+        self.shorter_side = metadata.transform.shorter_side
+        self.min_side = metadata.transform.min_side
+        self._resizes = metadata.resizes
+        self.transform: Callable[[Picture], Tensor] = metadata.transform
+        if metadata.resizes:
+            self.transform = to_tensor
+
+    def answer(
+        self, images: Sequence[Tensor] | Tensor, *, features: bool = False, size: int = 0
+    ) -> Answers:
+        """Score B images; see `TorchEngine`. There are no features, and no padding."""
+        # Images of different sizes cannot be in one batch.
+        batches = [image[None] for image in images] if self._resizes else [to_batch(images)]
+        with explain_out_of_memory(lambda: memory_hint(self, len(images))):
+            scores = [self._exported(batch, *self._word_vectors)[0] for batch in batches]
+        return Answers(torch.cat(scores), None)
+
+    def for_classes(self, classes: Classes) -> "ExportedEngine":
+        """Return an engine of the same zero-shot file for other classes."""
+        return ExportedEngine(self._exported, classes)

@@ -1,108 +1,178 @@
-"""The commands and files of docs/scale.md, and the examples for engines."""
+"""Prediction with engines and by several processes: examples and commands of the documents."""
 
+import importlib
 import os
 import re
-import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-import yaml
 from pictures import picture
 from support import assert_same_rows
-
-from mldec.tools.predict.inputs import NUMBERS
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 TOP = Path(__file__).parents[2]
-TEXT = (TOP / "docs" / "scale.md").read_text(encoding="utf-8")
 EXAMPLES = TOP / "examples"
-OPTIONS = ["--plugin", "patches", "--device", "cpu", "--threshold", "0"]
-
-
-def block(heading: str) -> str:
-    """Return the first program below a heading."""
-    section = TEXT.partition(f"\n## {heading}\n")[2]
-    return re.split(r"```\w*\n", section, maxsplit=1)[1].split("```")[0]
+# All processes use the CPU.
+VARIABLES = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.fixture
-def work(tmp_path, best, monkeypatch):
-    """A folder with a checkpoint, photos and a Parquet list of them."""
+def work(tmp_path, cli, monkeypatch):
+    """A folder with photos, a list of them, and a checkpoint without a plugin and thresholds."""
     monkeypatch.chdir(tmp_path)
-    Path("best.pt").symlink_to(best)
-    for seed in range(8):
-        picture(64, 64, seed=seed).save(f"{seed}.png")
-    Path("7.png").write_bytes(b"no image")
-    write_list("few.parquet", 40)
+    Path("photos").mkdir()
+    for number in range(40):
+        picture(64, 64, seed=number % 8).save(f"photos/{number:02}.png")
+    Path("photos/07.png").write_bytes(b"no image")
+    paths = [str(path.absolute()) for path in sorted(Path("photos").iterdir())]
+    parquet.write_table(pyarrow.table({"path": paths}), "photos.parquet")
+
+    words = ["data.train_images=16", "data.val_images=8", "train.batch_size=8", "train.epochs=1"]
+    words += ["train.workers=0", "head.embed_dim=16", "head.mlp_dim=16", "device=cpu"]
+    cli.out("train", "+experiment=digits", "name=plain", *words)
     return tmp_path
 
 
-def write_list(name, rows):
-    paths = [str(Path(f"{number % 8}.png").absolute()) for number in range(rows)]
-    parquet.write_table(pyarrow.table({"path": paths}), name)
+def environment(**variables):
+    return {**os.environ, **VARIABLES, **variables}
 
 
 def run(*words, status=0, **variables):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(
+        words, env=environment(**variables), capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == status, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
 
-@pytest.fixture
-def plain(work, cli):
-    """A checkpoint without a plugin and without thresholds."""
-    words = ["data.train_images=16", "data.val_images=8", "train.batch_size=8", "train.epochs=1"]
-    words += ["train.workers=0", "head.embed_dim=16", "head.mlp_dim=16", "device=cpu"]
-    cli.out("train", "+experiment=digits", "name=plain", *words)
-    return str(work / "outputs" / "plain")
-
-
-@pytest.mark.parametrize("name", ["ray_predict", "hf_dataset"])
-def test_engine_returns_the_rows_of_the_command(work, plain, name):
-    pytest.importorskip("ray" if name == "ray_predict" else "datasets")
-    program = [EXAMPLES / f"{name}.py"]
-    if name == "hf_dataset":
-        program.append("predict")
-    # All of them use the CPU.
-    variables = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1", "HF_HOME": str(work / "hf")}
-    variables["CUDA_VISIBLE_DEVICES"] = ""
-    run(sys.executable, *program, plain, "few.parquet", "answers.parquet", **variables)
-
-    words = [plain, "--list", "few.parquet", "--parquet", "c.parquet"]
-    run(sys.executable, "-m", "mldec", "predict", *words, status=1, **variables)
-    table = parquet.read_table("answers.parquet")
-    assert table.column_names == ["path", "error", "classes", "scores"]
-    # Engines do not keep the order.
-    for name, path in (("engine", "answers.parquet"), ("command", "c.parquet")):
-        rows = parquet.read_table(path).rename_columns(["image", "error", "classes", "scores"])
-        rows = sorted(rows.to_pylist(), key=lambda row: row["image"])
-        for row in rows:
-            row["classes"] = row["classes"] or []
-        parquet.write_table(pyarrow.Table.from_pylist(rows), f"{name}.parquet")
+def check(rows, images):
+    """Compare the rows of an engine, in any order, with those of the command."""
+    words = ["outputs/plain", *images, "--parquet", "command.parquet"]
+    run(sys.executable, "-m", "mldec", "predict", *words, status=1)
+    expected = parquet.read_table("command.parquet").to_pylist()
+    for row in rows:
+        row["image"] = row.pop("path")
+    rows.sort(key=lambda row: row["image"])
+    for row in rows + expected:
+        row["classes"] = row["classes"] or []
+    for name, table in (("engine", rows), ("command", expected)):
+        parquet.write_table(pyarrow.Table.from_pylist(table), f"{name}.parquet")
     assert_same_rows("engine.parquet", "command.parquet")
 
 
-@pytest.mark.parametrize("heading", ["SLURM", "Kubernetes"])
-def test_scheduler_command_predicts_its_shard(work, heading):
-    if heading == "SLURM":
-        words = shlex.split(block(heading).splitlines()[-1])
-    else:
-        job = yaml.safe_load((TOP / "scripts/launch/kubernetes.yaml").read_text(encoding="utf-8"))
-        assert job["spec"]["completionMode"] == "Indexed"
-        [container] = job["spec"]["template"]["spec"]["containers"]
-        words = container["command"]
-        assert f"auto/{job['spec']['completions']}" in words
-    # Two rows per shard.
-    shards = int(words[words.index("--shard") + 1].removeprefix("auto/"))
-    write_list("photos.parquet", 2 * shards)
-    variables = {NUMBERS[heading == "Kubernetes"]: "19"}
-    run(sys.executable, "-m", *words, *OPTIONS, status=1, **variables)
-    table = parquet.read_table(f"answers/part-00019-of-{shards:05}.parquet")
-    assert [Path(path).name for path in table["image"].to_pylist()] == ["6.png", "7.png"]
-    again = run(sys.executable, "-m", *words, *OPTIONS, status=1, **variables)
-    assert "is complete" in again
+def test_dataset_of_hugging_face_has_the_rows_of_the_command(work):
+    pytest.importorskip("datasets")
+    words = ["predict", "outputs/plain", "photos.parquet", "answers.parquet"]
+    run(sys.executable, EXAMPLES / "hf_dataset.py", *words, HF_HOME=str(work / "hf"))
+    table = parquet.read_table("answers.parquet")
+    assert table.column_names == ["path", "error", "classes", "scores"]
+    check(table.to_pylist(), ["--list", "photos.parquet"])
+
+
+@pytest.fixture
+def store(work, monkeypatch):
+    """The photos on an S3 server of this machine; returns its file system."""
+    pytest.importorskip("ray")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": str(work / "none"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(work / "none"),
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    from pyarrow.fs import FileSystem, LocalFileSystem, copy_files
+
+    importlib.import_module("boto3").client("s3").create_bucket(Bucket="bucket")
+    files, folder = FileSystem.from_uri("s3://bucket/photos")
+    copy_files("photos", folder, source_filesystem=LocalFileSystem(), destination_filesystem=files)
+    yield files
+    server.stop()
+
+
+def actors(process):
+    """Return the descendants of a process in which Ray runs the model, by their ids."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            title = (folder / "cmdline").read_bytes().decode()
+            ancestor = int(folder.name)
+            while title.startswith("ray::MapWorker") and ancestor not in (process, 0):
+                stat = Path(f"/proc/{ancestor}/stat").read_text()
+                ancestor = int(stat.rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if ancestor == process:
+            found[int(folder.name)] = title
+    return found
+
+
+def answers(files):
+    """Return the rows in the bucket, and the paths of their files."""
+    from pyarrow.fs import FileSelector
+
+    selector = FileSelector("bucket/answers", allow_not_found=True)
+    paths = [info.path for info in files.get_file_info(selector)]
+    rows = []
+    for path in paths:
+        rows += parquet.ParquetFile(files.open_input_file(path)).read().to_pylist()
+    return rows, paths
+
+
+def test_ray_has_the_rows_of_the_command_after_a_kill(store):
+    words = ["outputs/plain", "s3://bucket/photos", "s3://bucket/answers", "--batch-size", "4"]
+    command = [sys.executable, EXAMPLES / "ray_predict.py", *words]
+    with Path("log.txt").open("w") as log:
+        process = subprocess.Popen(command, env=environment(), stdout=log, stderr=log)
+
+    # Kill an actor while it predicts.
+    busy = []
+    while not busy and process.poll() is None:
+        found = actors(process.pid)
+        busy = [number for number, title in found.items() if title.rstrip("\0").endswith(".submit")]
+        time.sleep(0.05)
+    assert busy, Path("log.txt").read_text()[-3000:]
+    os.kill(busy[0], signal.SIGKILL)
+    assert process.wait(timeout=900) == 0, Path("log.txt").read_text()[-3000:]
+    rows, paths = answers(store)
+    assert len(rows) == 40
+
+    # A run predicts the photos that have no answer.
+    store.delete_file(paths[0])
+    with store.open_output_stream(paths[0]) as file:
+        file.write(b"PAR1 incomplete")
+    run(*command)
+    again, new_paths = answers(store)
+    assert set(paths[1:]) < set(new_paths)
+    assert paths[0] not in new_paths
+    for row in again:
+        row["path"] = row["path"].removeprefix("bucket/")
+    check(again, ["photos"])
+
+
+def test_loop_of_shards_has_the_rows_of_one_process(work):
+    text = (TOP / "docs" / "predicting.md").read_text(encoding="utf-8")
+    section = text.partition("## Several processes\n")[2]
+    loop = re.split(r"```\w*\n", section)[1].split("```")[0]
+    assert len(loop.splitlines()) == 4
+    program = f'mldec() {{ {sys.executable} -m mldec "$@"; }}\n'
+    run("bash", "-c", program + loop.replace("outputs/finetune_frozen", "outputs/plain"))
+    words = ["outputs/plain", "photos", "--jsonl", "whole.jsonl"]
+    run(sys.executable, "-m", "mldec", "predict", *words, status=1)
+    for name in ("answers", "whole"):
+        lines = sorted(Path(f"{name}.jsonl").read_text().splitlines())
+        Path(f"{name}.jsonl").write_text("\n".join(lines))
+    assert_same_rows("answers.jsonl", "whole.jsonl")

@@ -1,14 +1,18 @@
-"""Exports of labeling tools: Label Studio (JSON), CVAT for images 1.1 (XML) and FiftyOne (JSON)."""
+"""Exports of labeling tools: Label Studio (JSON), CVAT for images 1.1 (XML) and FiftyOne (JSON).
+
+Predictions are written in the first two formats, to be imported by the tools.
+"""
 
 import logging
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, unquote, unquote_plus, urlsplit
+from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 
@@ -18,7 +22,7 @@ from mldec.data.splits import HoldOut, check_val, log_split
 from mldec.data.table import TableBuilder, path_inside
 from mldec.data.tasks import multi_label, partial_labels
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, naming_errors
+from mldec.errors import DataError, naming_errors, print_error
 from mldec.files.text import expect, member, read_bytes, read_json
 from mldec.names import abbreviate, as_name, check_names, format_list, given_names
 
@@ -26,6 +30,8 @@ log = logging.getLogger("mldec")
 
 # Eight hexadecimal digits that Label Studio puts before the names of uploaded files.
 _UPLOAD = re.compile(r"\A[0-9a-f]{8}-(?=.)")
+
+_NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, 2.2
 
 Levels = Literal["leaves", "paths", "all"]
 
@@ -250,6 +256,59 @@ def studio_address(prefix: str, path: str) -> str:
     """
     is_url = prefix.startswith(("/", "http://", "https://"))
     return prefix + (quote(path) if is_url else path)
+
+
+def studio_tasks(rows: Iterable[Mapping[str, Any]], prefix: str) -> Iterator[dict[str, Any]]:
+    """Yield Label Studio tasks with predictions, for images without an error.
+
+    The names are those of the template for image classification: choices called `choice` of an
+    image called `image`. The score of a prediction is the lowest score of its classes.
+
+    Args:
+        rows: Rows with `image`, and `error` or the lists `classes` and `scores`.
+        prefix: Text before the paths of the images.
+    """
+    names = {"from_name": "choice", "to_name": "image", "type": "choices"}
+    for row in rows:
+        if "error" in row:
+            continue
+        prediction: dict[str, Any] = {"model_version": "mldec", "result": []}
+        data = {"image": studio_address(prefix, row["image"].removeprefix("./"))}
+        if row["classes"]:
+            prediction["result"].append({**names, "value": {"choices": row["classes"]}})
+        if row.get("scores"):
+            prediction["score"] = min(row["scores"])
+            pairs = zip(row["classes"], row["scores"], strict=True)
+            data["scores"] = ", ".join(f"{name} {score:.3f}" for name, score in pairs)
+        yield {"data": data, "predictions": [prediction]}
+
+
+def cvat_tags(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> Iterator[str]:
+    """Yield the text of "CVAT for images 1.1", with a tag per class of an image without an error.
+
+    Tags have no scores. Names of classes have no control characters, see `name_fault`. Images with
+    characters in their names that XML cannot represent are left out with a message.
+
+    Args:
+        rows: Rows with `image`, and `error` or the list `classes`.
+        names: Names of all classes.
+    """
+    yield '<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n'
+    yield "<meta><task><labels>\n"
+    for name in names:
+        yield f"<label><name>{escape(name)}</name><type>tag</type><attributes/></label>\n"
+    yield "</labels></task></meta>\n"
+    for number, row in enumerate(rows):
+        if "error" in row:
+            continue
+        if _NOT_IN_XML.search(row["image"]):
+            print_error(f"--cvat: left out {row['image']}: its name is invalid in XML; rename it")
+            continue
+        yield f'<image id="{number}" name={quoteattr(row["image"].removeprefix("./"))}>\n'
+        for name in row["classes"]:
+            yield f'<tag label={quoteattr(name)} source="auto"/>\n'
+        yield "</image>\n"
+    yield "</annotations>\n"
 
 
 def studio_paths(address: str) -> list[str]:

@@ -26,10 +26,10 @@ from mldec.errors import ConfigError, DataError, UserError, visible
 from mldec.evaluation.class_list import class_names, read_classes
 from mldec.evaluation.open import DEFAULT_THRESHOLD
 from mldec.tools.demo.photos import Example, TrainingPhoto, TrainingPhotos
+from mldec.tools.heat_maps import heated
 from mldec.tools.pages import data_url, template
 from mldec.tools.predict.answers import TOP, chosen_rule
 from mldec.tools.predict.engine import Engine, TorchEngine
-from mldec.tools.predict.heat_maps import heated
 
 MiB = 2**20
 MAX_PHOTOS = 16  # per request

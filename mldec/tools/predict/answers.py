@@ -16,9 +16,9 @@ from mldec.evaluators.multi_label import on_device, top_k
 from mldec.files.atomic import named, replacing
 from mldec.runtime.devices import PinnedCopies, loader_processes, prefetch_one
 from mldec.runtime.signals import DataTimeout, StopRequest
+from mldec.tools.heat_maps import Font, draw, file_name
 from mldec.tools.predict.decode import Decoded, Decoder, Item, decoded, read_item
 from mldec.tools.predict.engine import Engine, TorchEngine
-from mldec.tools.predict.heat_maps import Font, draw, file_name
 
 # Content of a row: predicted classes with their scores, the scores of all classes, or the names of
 # the classes whose scores reach their thresholds.

@@ -1,4 +1,4 @@
-"""Engines that score images: a checkpoint in torch, or an exported file in ONNX Runtime."""
+"""Engines that score images: a checkpoint in torch, or an exported file."""
 
 import logging
 from collections import Counter
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.classes import can_make, check_queries
 from mldec.checkpoint.sources import is_exported
 from mldec.data.images import check_decoder
-from mldec.data.transforms import Picture, to_tensor
+from mldec.data.transforms import Picture
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluation.class_list import check_class_options, read_classes, with_classes
@@ -28,18 +28,11 @@ from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.devices import EngineName, Precision, autocast, pad_batch, to_device
 from mldec.runtime.environment import explain_out_of_memory
-from mldec.tools.exported import OnnxFile
-from mldec.tools.predict.heat_maps import Explainer, Wanted
+from mldec.tools.exported import Answers, ExportedEngine, OnnxFile, memory_hint, to_batch
+from mldec.tools.heat_maps import Explainer, Wanted
 from mldec.words.vectors import load_word_vectors
 
 log = logging.getLogger("mldec")
-
-
-class Answers(NamedTuple):
-    """The scores of B images, on the device of the engine."""
-
-    scores: Tensor  # float32 [B, K], in [0, 1]
-    features: Tensor | None  # float32 [B, C]: the mean over the tokens of the backbone
 
 
 class TorchEngine:
@@ -109,9 +102,9 @@ class TorchEngine:
         `size` is the number of images in a full batch, or 0 for single batches. Smaller batches are
         padded on CUDA and for a compiled network, because a new shape costs seconds or minutes.
         """
-        with explain_out_of_memory(lambda: _memory_hint(self, len(images))):
+        with explain_out_of_memory(lambda: memory_hint(self, len(images))):
             model = self._network
-            batch = _to_batch(images)
+            batch = to_batch(images)
             count = len(batch)
             batch = to_device(batch, self.device, memory_format=torch.channels_last)
             if self.compiled or self.device.type == "cuda":
@@ -155,57 +148,6 @@ class TorchEngine:
         """Return heat maps for some classes of each image, see `Explainer.maps`."""
         with explain_out_of_memory(lambda: f"out of memory on {self.device}; disable heat maps"):
             return self.explainer.maps(images.to(self.device), classes)
-
-
-class ExportedEngine:
-    """An ONNX file of `mldec export` on the CPU; see `TorchEngine`."""
-
-    def __init__(self, exported: OnnxFile, classes: Classes | None = None) -> None:
-        metadata = exported.metadata
-        self.path = exported.path
-        self.device = torch.device("cpu")
-        self.zero_shot = metadata.word_dim is not None
-        self._exported = exported
-        self._word_vectors: list[Tensor] = []
-        if classes is None:
-            classes = Classes(tuple(metadata.classes))
-        elif not self.zero_shot:
-            raise CheckpointError(f"{self.path}: the classes are fixed; export it with --classes")
-        if self.zero_shot:
-            if classes.word_vectors is None:
-                raise CheckpointError(
-                    f"{self.path}: no word vectors; pass --vectors, and --classes for predict"
-                )
-            self._word_vectors = [classes.word_vectors]
-        self.classes = replace(classes, exclusive=metadata.exclusive)
-        self.thresholds: Sequence[float] | None = metadata.thresholds
-        if self.thresholds is not None and len(self.thresholds) == 1:
-            self.thresholds = [self.thresholds[0]] * len(self.classes)
-
-        self.image_size = metadata.image_size
-        self.precision = metadata.precision
-        self.program = "ONNX Runtime"
-        self.decoder = metadata.transform.decoder
-        self.shorter_side = metadata.transform.shorter_side
-        self.min_side = metadata.transform.min_side
-        self._resizes = metadata.resizes
-        self.transform: Callable[[Picture], Tensor] = metadata.transform
-        if metadata.resizes:
-            self.transform = to_tensor
-
-    def answer(
-        self, images: Sequence[Tensor] | Tensor, *, features: bool = False, size: int = 0
-    ) -> Answers:
-        """Score B images; see `TorchEngine`. There are no features, and no padding."""
-        # Images of different sizes cannot be in one batch.
-        batches = [image[None] for image in images] if self._resizes else [_to_batch(images)]
-        with explain_out_of_memory(lambda: _memory_hint(self, len(images))):
-            scores = [self._exported(batch, *self._word_vectors)[0] for batch in batches]
-        return Answers(torch.cat(scores), None)
-
-    def for_classes(self, classes: Classes) -> "ExportedEngine":
-        """Return an engine of the same zero-shot file for other classes."""
-        return ExportedEngine(self._exported, classes)
 
 
 Engine = TorchEngine | ExportedEngine
@@ -303,14 +245,3 @@ def _open_exported(options: EngineOptions, typed_classes: bool) -> ExportedEngin
             word_vectors = load_word_vectors(options.vectors, tuple(metadata.classes)).word_vectors
         classes = Classes(tuple(metadata.classes), word_vectors=word_vectors)
     return ExportedEngine(exported, classes)
-
-
-def _to_batch(images: Sequence[Tensor] | Tensor) -> Tensor:
-    return images if isinstance(images, Tensor) else torch.stack(list(images))
-
-
-def _memory_hint(engine: Engine, images: int) -> str:
-    return (
-        f"out of memory on {engine.device} with batches of {images} images of "
-        f"{engine.image_size} pixels; pass a smaller --batch-size"
-    )

@@ -1,21 +1,17 @@
 """Formats of result files."""
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple
-from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 
-from mldec.data.readers.labeling import studio_address
-from mldec.errors import print_error
+from mldec.data.readers.labeling import cvat_tags, studio_tasks
 from mldec.files.atomic import csv_lines, named, to_json
 from mldec.tools.predict.answers import Row, Rule, entries
 
 SEPARATOR = ";"  # between the classes of an image in a CSV file
-NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, 2.2
 
 
 class Line(NamedTuple):
@@ -93,7 +89,7 @@ def _csv_rows(rule: Rule, lines: Lines) -> Iterator[list[str]]:
 
     yield ["image", "error"] + columns
     for line in lines:
-        cells = cells_of(row_of(line))
+        cells = _cells_in(line)
         scores = [repr(score) for score in cells.get("scores", [])]
         if rule.content == "scores":
             fields = scores or [""] * len(columns)
@@ -106,53 +102,18 @@ def _csv_rows(rule: Rule, lines: Lines) -> Iterator[list[str]]:
 
 
 def label_studio(rule: Rule, lines: Lines) -> Iterator[str]:
-    """Yield the text of Label Studio tasks with predictions, for images without an error.
-
-    The names are those of the template for image classification: choices called `choice` of an
-    image called `image`. The score of a prediction is the lowest score of its classes.
-    """
-    return _as_list(_tasks(rule, lines))
-
-
-def _tasks(rule: Rule, lines: Lines) -> Iterator[str]:
-    for row in map(row_of, lines):
-        if "error" in row:
-            continue
-        cells = cells_of(row)
-        names = {"from_name": "choice", "to_name": "image", "type": "choices"}
-        prediction: dict[str, Any] = {"model_version": "mldec", "result": []}
-        data = {"image": studio_address(rule.image_prefix, row["image"].removeprefix("./"))}
-        if cells["classes"]:
-            prediction["result"].append({**names, "value": {"choices": cells["classes"]}})
-        if cells.get("scores"):
-            prediction["score"] = min(cells["scores"])
-            pairs = zip(cells["classes"], cells["scores"], strict=True)
-            data["scores"] = ", ".join(f"{name} {score:.3f}" for name, score in pairs)
-        yield to_json({"data": data, "predictions": [prediction]})
+    """Yield the text of Label Studio tasks."""
+    tasks = studio_tasks(map(_cells_in, lines), rule.image_prefix)
+    return _as_list(map(to_json, tasks))
 
 
 def cvat(rule: Rule, lines: Lines) -> Iterator[str]:
-    """Yield the text of "CVAT for images 1.1", with a tag per class of an image without an error.
+    """Yield the text of a file of "CVAT for images 1.1"."""
+    return cvat_tags(map(_cells_in, lines), rule.classes.names)
 
-    Tags have no scores. Names of classes have no control characters, see `name_fault`. Images with
-    characters in their names that XML cannot represent are left out with a message.
-    """
-    yield '<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n'
-    yield "<meta><task><labels>\n"
-    for name in rule.classes.names:
-        yield f"<label><name>{escape(name)}</name><type>tag</type><attributes/></label>\n"
-    yield "</labels></task></meta>\n"
-    for number, row in enumerate(map(row_of, lines)):
-        if "error" in row:
-            continue
-        if NOT_IN_XML.search(row["image"]):
-            print_error(f"--cvat: left out {row['image']}: its name is invalid in XML; rename it")
-            continue
-        yield f'<image id="{number}" name={quoteattr(row["image"].removeprefix("./"))}>\n'
-        for name in cells_of(row)["classes"]:
-            yield f'<tag label={quoteattr(name)} source="auto"/>\n'
-        yield "</image>\n"
-    yield "</annotations>\n"
+
+def _cells_in(line: Line) -> dict[str, Any]:
+    return cells_of(row_of(line))
 
 
 # Formats that are written row by row, by the names of their options.
@@ -187,7 +148,7 @@ def parquet(rule: Rule, lines: Lines, file: BinaryIO) -> None:
     remaining = iter(lines)
     with ParquetWriter(file, schema) as writer:
         while group_lines := list(islice(remaining, group)):
-            rows = [cells_of(row_of(line)) for line in group_lines]
+            rows = [_cells_in(line) for line in group_lines]
             writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
 
 

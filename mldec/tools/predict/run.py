@@ -29,6 +29,7 @@ from mldec.files.torch_files import sha256_of
 from mldec.names import format_list
 from mldec.runtime.console import keep_output_clean, progress_bar
 from mldec.runtime.signals import StopRequest, listening
+from mldec.tools.heat_maps import fonts, missing_glyphs
 from mldec.tools.predict import formats, results, xmp
 from mldec.tools.predict.answers import (
     Content,
@@ -41,7 +42,6 @@ from mldec.tools.predict.answers import (
 )
 from mldec.tools.predict.decode import Item
 from mldec.tools.predict.engine import Engine, EngineOptions, TorchEngine, open_engine
-from mldec.tools.predict.heat_maps import fonts, missing_glyphs
 from mldec.tools.predict.inputs import Inputs
 
 log = logging.getLogger("mldec")
@@ -308,21 +308,19 @@ def sort_photo(row: Row, folder: Path, *, copy: bool) -> None:
     for prediction in row.predictions:
         # The name of a class may contain slashes or be "..".
         parent = folder / (re.sub(r"[^\w .-]", "_", prediction.name).strip(". ") or "_")
-        for name in (photo.name, f"{photo.stem}-{digest}{photo.suffix}"):
-            target = parent / name
-            with writing(target):
-                parent.mkdir(parents=True, exist_ok=True)
-                if target.exists() and filecmp.cmp(photo, target):
-                    break
-                if os.path.lexists(target):
-                    continue
-                if not copy:
-                    target.symlink_to(photo)
-                    break
-                with replacing(target) as file:
-                    file.write(photo.read_bytes())
-                shutil.copystat(photo, target)
-                break
+        target = parent / photo.name
+        with writing(target):
+            parent.mkdir(parents=True, exist_ok=True)
+            if os.path.lexists(target) and not (target.exists() and filecmp.cmp(photo, target)):
+                target = parent / f"{photo.stem}-{digest}{photo.suffix}"
+            if os.path.lexists(target):
+                continue
+            if not copy:
+                target.symlink_to(photo)
+                continue
+            with replacing(target) as file:
+                file.write(photo.read_bytes())
+            shutil.copystat(photo, target)
 
 
 def write_files(job: Job, made_with: dict[str, Any]) -> int:

@@ -26,17 +26,15 @@ class Tagger:
     def __init__(
         self,
         checkpoint: str | Path,
-        device: str = "auto",
+        *,
         content: str = "top",
-        top: int | None = None,
-        threshold: float | None = None,
         batch_size: int = 64,
         **options: Any,
     ) -> None:
         self._checkpoint = str(checkpoint)
         self._content = content
         self._batch_size = batch_size
-        self._options = {**options, "device": device, "threshold": threshold, "top": top}
+        self._options = options
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """Return the columns without images, and the columns `error`, `classes` and `scores`.

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, product
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,8 @@ from mldec.data.types import ImageDataset, ImageFiles, StoredImages, fixed_sampl
 from mldec.errors import ConfigError
 from mldec.evaluation.open import EvaluationSetup
 from mldec.runtime.console import progress_bar
+from mldec.tools.heat_maps import Explainer
 from mldec.tools.pages import data_url
-from mldec.tools.predict.heat_maps import Explainer
 from mldec.tools.report.statistics import SEED, Predictions
 
 IMAGES_PER_KIND = 6  # images of each class and kind, and of each confusion
@@ -29,7 +29,10 @@ HEAT_BATCH = 16  # images
 
 PICTURE_SIDE = 320  # pixels of the longer side of an enlarged image
 THUMBNAIL_SIDE = 96
-JPEG = {"quality": 65, "optimize": True}  # nearly as small as WebP, and written five times as fast
+JPEG: dict[str, Any] = {
+    "quality": 65,
+    "optimize": True,
+}  # nearly as small as WebP, and written five times as fast
 # The gallery is a sample of larger data. The data URL of a thumbnail has about 2,200 bytes.
 MAX_GALLERY = 5_000
 MAX_GALLERY_BYTES = 20_000_000

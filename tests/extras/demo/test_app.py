@@ -16,8 +16,8 @@ from mldec.data.images import read_image
 from mldec.evaluation.run import scores
 from mldec.tools.demo import app
 from mldec.tools.demo.app import Predictor, create_app
+from mldec.tools.heat_maps import Explainer
 from mldec.tools.predict.engine import ExportedEngine, OnnxFile, TorchEngine
-from mldec.tools.predict.heat_maps import Explainer
 
 PREDICT = "/api/predict"
 

@@ -18,11 +18,8 @@ from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError
 from mldec.heads import GAP, MLDecoder, Query2Label, RidgeHead, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
-from mldec.tools.predict import answers, heat_maps
-from mldec.tools.predict.answers import Pictures, Prediction
-from mldec.tools.predict.decode import Item
-from mldec.tools.predict.engine import TorchEngine
-from mldec.tools.predict.heat_maps import (
+from mldec.tools import heat_maps
+from mldec.tools.heat_maps import (
     Explainer,
     file_name,
     fonts,
@@ -30,6 +27,10 @@ from mldec.tools.predict.heat_maps import (
     missing_glyphs,
     times_tokens,
 )
+from mldec.tools.predict import answers
+from mldec.tools.predict.answers import Pictures, Prediction
+from mldec.tools.predict.decode import Item
+from mldec.tools.predict.engine import TorchEngine
 
 IN, CLASSES, SIDE = 6, 7, 3
 SIZES = {"embed_dim": 16, "num_heads": 4, "mlp_dim": 12}
