@@ -181,7 +181,7 @@ def table(metrics: dict[str, float]) -> list[str]:
         line = f"  {name:<{width}}  {value:7.{decimals}f}"
         heading = ""
         if "@" in name:
-            heading = f"of the {name.partition('@')[2]} highest scores of an image:"
+            heading = f"of the {name.partition('@')[2]} highest-ranked classes of an image:"
         elif is_count(name):
             heading = "number of classes:"
         else:

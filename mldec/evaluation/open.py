@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from mldec.config.compose import override
 from mldec.config.schema import Config
 from mldec.data.fingerprint import difference, fingerprint
 from mldec.data.readers.dataset import READER
-from mldec.data.types import DataModule, same_images
+from mldec.data.types import Classes, DataModule, same_images
 from mldec.errors import ConfigError
 from mldec.evaluation.frozen_features import reuse_tokens
 from mldec.evaluation.left_out import reuse_left_out
@@ -140,6 +141,8 @@ def open_for_evaluation(
         loaded, data = with_same_classes(loaded, data, path)
         network = scorer(loaded, data, path, calibrated=calibrated)
         thresholds = chosen_thresholds(data, loaded, options) if calibrated else None
+        if thresholds is not None and len(thresholds) > 1:
+            data = with_ranking(data, loaded.calibration)
 
     setup = EvaluationSetup(path, loaded, config, data, network, device, thresholds, ranks_only)
     if thresholds is not None:
@@ -264,6 +267,21 @@ def chosen_thresholds(data: DataModule, loaded: Loaded, options: EvalOptions) ->
     origin = thresholds_origin(calibration, data)
     log.info(f"precision, recall and F1 use the thresholds of {options.checkpoint} {origin}")
     return calibration.thresholds_of(loaded.classes.names, data.val.classes.names)
+
+
+def with_ranking(data: DataModule, calibration: Calibration | None) -> DataModule:
+    """Return data with metrics at top-k that rank by margin, if the thresholds are for that."""
+    # Thresholds for other objectives are decisions about one class, not between classes.
+    if calibration is None or not (calibration.objective or "").startswith("per_image"):
+        return data
+
+    def evaluator(classes: Classes) -> Evaluator:
+        made: Any = data.make_evaluator(classes)
+        made.ranks_by_margin = True
+        return made
+
+    log.info("metrics at top-k rank the classes of an image by logit minus logit of the threshold")
+    return replace(data, make_evaluator=evaluator)
 
 
 def thresholds_origin(calibration: Calibration, data: DataModule) -> str:

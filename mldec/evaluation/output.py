@@ -74,7 +74,7 @@ def meaning(name: str) -> str:
     if prefix:
         text += f", {AMONG[prefix]}"
     if k:
-        text += f", if the {k} highest scores of an image are predicted"
+        text += f", if the {k} highest-ranked classes of an image are predicted"
     return f"{text}."
 
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
+import torch
 from scipy.special import expit, logit, softmax
 
 from mldec.errors import DataError
@@ -20,6 +22,9 @@ BINS = 15  # of the expected calibration error
 # image are about equal.
 TEMPERATURES = (0.05, 20.0)
 MAX_THRESHOLD = np.nextafter(1, 0)  # the logit of 1 is infinite
+# Candidate exponents of the frequency in thresholds for the objective "per_image".
+POWERS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
+MIN_DIFFERENCE = 0.1  # between mean logits; the unit of a class that the model does not recognize
 
 # Calibrated logits of the annotated images [n] and their labels, bool [n].
 Column = tuple[np.ndarray, np.ndarray]
@@ -36,10 +41,12 @@ class Objective:
     - precision: The highest recall with a precision of at least `values[0]`.
     - recall: The highest threshold with a recall of at least `values[0]`.
     - cost: The lowest total cost. `values` are the costs of a false positive and a false negative.
+    - per_image: `values[0]` classes per image on average, or as many as there are positives. All
+      thresholds are fitted together, see `thresholds_per_image`.
     """
 
     text: str  # as in --objective
-    kind: str  # "f1", "precision", "recall" or "cost"
+    kind: str  # "f1", "precision", "recall", "cost" or "per_image"
     values: tuple[float, ...]
 
     def choose(self, hits: np.ndarray, false_alarms: np.ndarray) -> tuple[int | None, bool]:
@@ -110,6 +117,43 @@ class Choice:
     scope: str  # of the thresholds: "class" or "global"
     min_positives: int  # classes with fewer positives share a threshold
     single_slope: bool = False  # one slope and offset for all classes, for zero-shot models
+
+
+def thresholds_per_image(logits: np.ndarray, labels: np.ndarray, choice: Choice) -> np.ndarray:
+    """Fit thresholds, float64 [K], that predict a given number of classes per image on average.
+
+    Scores of rare classes are low even in images that show them. The logits of a class are thus
+    measured from their mean over the images without the class, in units of the difference to their
+    mean over the images with it. The threshold is cut * frequency^power in these units. The cut
+    gives the number of classes, and the power from `POWERS` the highest CF1. With the scope
+    "global", all classes have the same threshold. For the arguments see `fit`; logits are float64.
+    """
+    positives = (labels == 1).sum(0)
+    known = (labels >= 0).sum(0)
+    per_image = sum(choice.objective.values) or (positives / np.maximum(known, 1)).sum()
+    last = int(np.clip(round(per_image * len(logits)), 1, logits.size - 1))
+
+    centers = np.zeros(len(known))
+    candidates = [np.ones(len(known))]
+    if choice.scope == "class":
+        centers = np.where(labels == 0, logits, 0).sum(0) / np.maximum(known - positives, 1)
+        differences = np.where(labels == 1, logits - centers, 0).sum(0)
+        # The mean of a few images is uncertain, so the median of the classes counts as one image.
+        median = np.median((differences / np.maximum(positives, 1))[positives > 0])
+        differences = np.maximum((differences + median) / (positives + 1), MIN_DIFFERENCE)
+        candidates = [differences * ((positives + 1) / (known + 2)) ** power for power in POWERS]
+
+    fitted = []
+    for units in candidates:
+        positions = ((logits - centers) / units).ravel()
+        # The cut is halfway between the last predicted position and the next one.
+        cut = np.partition(positions, [-last - 1, -last])[[-last - 1, -last]].mean()
+        thresholds = centers + cut * units
+        counts = Counts(len(known))
+        counts.update(torch.from_numpy(logits >= thresholds), torch.from_numpy(labels))
+        fitted.append((counts.summary()["CF1"], thresholds))
+    _, best = max(fitted, key=itemgetter(0))
+    return np.minimum(expit(best), MAX_THRESHOLD)
 
 
 @dataclass(frozen=True)
@@ -215,6 +259,12 @@ def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choi
 
     # The thresholds are for the calibrated scores.
     fitted = fit_scores(logits, labels, images, single_slope=choice.single_slope)
+    if choice.objective.kind == "per_image":
+        rows = subsample(logits, images)
+        calibrated = fitted.slopes * logits[rows] + fitted.offsets
+        fitted.thresholds[:] = thresholds_per_image(calibrated, labels[rows], choice)
+        return fitted
+
     is_shared = (positives < choice.min_positives) | (choice.scope == "global")
     for index, column in fitted.columns(logits, labels, images):
         if not is_shared[index]:

@@ -117,6 +117,8 @@ class MultiLabelEvaluator:
         self.logit_threshold: float | Tensor = logit_of(threshold)
         self.top_k = checked_top_k(top_k, num_classes)
         self.skip_empty = skip_empty
+        # Whether top-k ranks the logits by their margin above the threshold of the class.
+        self.ranks_by_margin = False
 
         self.predictions = Predictions(num_classes)
         self.at_threshold = Counts(num_classes)
@@ -127,7 +129,8 @@ class MultiLabelEvaluator:
         logits, targets = self.predictions.add(logits, targets)
         self.logit_threshold = on_device(self.logit_threshold, logits.device)
         self.at_threshold.update(logits > self.logit_threshold, targets)
-        self.at_top_k.update(top_k(logits, self.top_k), targets)
+        ranked = logits - self.logit_threshold if self.ranks_by_margin else logits
+        self.at_top_k.update(top_k(ranked, self.top_k), targets)
 
     def compute(self) -> dict[str, float]:
         """Compute mAP and its variants, then P, R and F1 at the threshold and at top-k, in percent.

@@ -59,21 +59,23 @@ log = logging.getLogger("mldec")
 FOLDS = 5
 SEED = 1  # of the folds; data.fold uses 0
 
-OBJECTIVES = {"f1": 0, "precision": 1, "recall": 1, "cost": 2}  # number of arguments
+# Possible numbers of arguments.
+OBJECTIVES = {"f1": [0], "precision": [1], "recall": [1], "cost": [2], "per_image": [0, 1]}
 
 
 def parse_objective(text: str) -> Objective:
-    """Parse f1, precision:P, recall:R or cost:FP,FN."""
+    """Parse f1, precision:P, recall:R, cost:FP,FN, per_image or per_image:N."""
     kind, _, numbers = text.partition(":")
     with suppress(ValueError):
         values = tuple(float(number) for number in numbers.split(",") if number)
-        highest = np.finfo(float).max if kind == "cost" else 1
-        if len(values) == OBJECTIVES.get(kind) and all(0 < value <= highest for value in values):
+        highest = 1 if kind in ("precision", "recall") else np.finfo(float).max
+        is_known = len(values) in OBJECTIVES.get(kind, [])
+        if is_known and all(0 < value <= highest for value in values):
             return Objective(text, kind, values)
 
     raise ConfigError(
         f"--objective {text}: unknown objective; pass f1, precision:P or recall:R (above 0, at "
-        f"most 1), or cost:FP,FN (above 0)"
+        f"most 1), cost:FP,FN (above 0), or per_image or per_image:N (above 0)"
     )
 
 
@@ -182,7 +184,8 @@ def parser() -> argparse.ArgumentParser:
     cli.add_model_options(arguments)
     cli.add_data_options(arguments)
     add = arguments.add_argument
-    add("--objective", default="f1", help="f1 (default), precision:P, recall:R or cost:FP,FN")
+    texts = "f1 (default), precision:P, recall:R, cost:FP,FN, per_image or per_image:N"
+    add("--objective", default="f1", help=texts)
     add(
         "--scope",
         choices=("class", "global"),

@@ -14,6 +14,8 @@ from support import QUICK, assert_equal, one_line
 from mldec.checkpoint import load_model, loading
 from mldec.data.digits import SceneSettings, digits
 from mldec.data.types import fixed_sample
+from mldec.evaluation.open import open_for_evaluation
+from mldec.evaluation.options import EvalOptions
 from mldec.files.torch_files import duplicate, hash_record, read_torch, save, sha256_of
 
 WORDS = ["--plugin", "patches", "data.val_images=120"]
@@ -66,6 +68,41 @@ def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
             assert present[name] == {**item, "threshold": threshold}
 
 
+def test_number_of_classes_per_image_also_ranks_the_classes(cli, best, tmp_path):
+    out = tmp_path / "two.pt"
+    words = [*WORDS, "--out", out, "--json", tmp_path / "c.json"]
+    cli.out("calibrate", best, "--objective", "per_image:2", *words)
+    content = json.loads((tmp_path / "c.json").read_text())
+    assert loading.load(out).calibration.objective == "per_image:2"
+    assert len({row["threshold"] for row in content["per_class"].values()}) == 10
+    cli.out("evaluate", out, *WORDS, "--json", tmp_path / "e.json")
+    metrics = json.loads((tmp_path / "e.json").read_text())["metrics"]
+    assert metrics["CF1"] == pytest.approx(content["fitted"]["CF1"])
+
+    # Metrics at top-3 rank logits by their margin above the threshold.
+    setup = open_for_evaluation(
+        load_model(out, plugins=["patches"]),
+        EvalOptions(checkpoint=str(out), settings=["data.val_images=120"]),
+    )
+    scores = setup.scores()
+    limits = np.array(setup.thresholds)
+    decisions = scores.logits >= np.log(limits / (1 - limits))
+    assert decisions.sum() == 2 * 120
+    margins = scores.logits - np.log(limits / (1 - limits))
+    top = np.argsort(np.argsort(-margins, 1), 1) < 3
+    correct = (top & (scores.labels == 1)).sum(0)
+    assert metrics["CP@3"] == pytest.approx(100 * np.mean(correct / np.maximum(top.sum(0), 1)))
+
+    # A given threshold has no margins to compare, so the calibrated scores are ranked.
+    words = [*WORDS, "--threshold", "0.5", "--json", tmp_path / "e.json"]
+    cli.out("evaluate", out, *words)
+    changed = json.loads((tmp_path / "e.json").read_text())["metrics"]["CP@3"]
+    top = np.argsort(np.argsort(-scores.logits, 1), 1) < 3
+    correct = (top & (scores.labels == 1)).sum(0)
+    assert changed == pytest.approx(100 * np.mean(correct / np.maximum(top.sum(0), 1)))
+    assert changed != pytest.approx(metrics["CP@3"])
+
+
 def test_class_without_annotations_counts_in_neither_command(cli, digits_run, here):
     scenes = digits(SceneSettings(val_images=40)).val
     rows = [["path", "split", *scenes.classes.names]]
@@ -109,6 +146,7 @@ def test_training_resumes_from_calibrated_copy(cli, digits_run, here):
     ("words", "name"),
     [
         (["--objective", "cost:1,inf"], "--objective cost:1,inf"),
+        (["--objective", "per_image:1,2"], "--objective per_image:1,2"),
         (["--out", "{best}"], "--out"),
         (["data.val_images=1", "data.seed=3"], "calibration"),
         (["--thresholds", "given.txt", "--json", "c.json"], "--thresholds"),

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from mldec.evaluation.run import Scores
 from mldec.evaluators.calibration import (
     BINS,
+    POWERS,
     TEMPERATURES,
     Choice,
     Tally,
@@ -254,6 +255,64 @@ def test_classes_with_too_few_positives_together_use_threshold_of_all_classes():
     assert fitted.thresholds[:2] == pytest.approx(everything.thresholds[:2])
     assert len(set(everything.thresholds)) == 1
     assert not everything.is_shared.any()
+
+
+def best_decisions(logits, labels, per_image):
+    """Return the decisions of the best power: the highest positions of all images together."""
+    units = [[] for _ in range(logits.shape[1])]
+    for k in np.flatnonzero((labels == 1).any(0)):
+        gap = logits[labels[:, k] == 1, k].mean() - logits[labels[:, k] == 0, k].mean()
+        units[k] = [gap] * (labels[:, k] == 1).sum()
+    median = np.median([own[0] for own in units if own])
+
+    positions = np.zeros((len(POWERS), *logits.shape))
+    for k, column in enumerate(logits.T):
+        centered = column - column[labels[:, k] == 0].mean()
+        frequency = ((labels[:, k] == 1).sum() + 1) / ((labels[:, k] >= 0).sum() + 2)
+        for number, power in enumerate(POWERS):
+            positions[number, :, k] = centered / np.mean([*units[k], median]) / frequency**power
+
+    found = []
+    for own in positions:
+        decisions = np.zeros(own.size, bool)
+        decisions[np.argsort(-own, axis=None)[: round(per_image * len(own))]] = True
+        decisions = decisions.reshape(own.shape)
+        known = labels >= 0
+        means = []
+        for metric in (precision_score, recall_score):
+            values = []
+            for k in range(own.shape[1]):
+                pair = labels[known[:, k], k], decisions[known[:, k], k]
+                values.append(metric(*pair, zero_division=0))
+            means.append(np.mean(values))
+        found.append((2 * means[0] * means[1] / sum(means), decisions))
+    return max(found, key=lambda pair: pair[0])[1]
+
+
+@pytest.mark.parametrize("text", ["per_image:4", "per_image"])
+def test_thresholds_give_a_number_of_classes_per_image(text):
+    logits, labels, every = data(classes=12)
+    labels[:, 3] = np.minimum(labels[:, 3], 0)
+    fitted = fit(logits, labels, every, Choice(parse_objective(text), "class", 12))
+    assert not fitted.is_shared.any()
+    scaled = fitted.slopes * logits.astype(float) + fitted.offsets
+    number = 4 if ":" in text else sum((own == 1).sum() / (own >= 0).sum() for own in labels.T)
+    decisions = expit(scaled) >= fitted.thresholds
+    assert decisions.sum() == round(number * 300)
+    assert decisions.tolist() == best_decisions(scaled, labels, number).tolist()
+
+    # A threshold for all classes predicts as many, with the highest scores.
+    everywhere = fit(logits, labels, every, Choice(parse_objective(text), "global", 12))
+    assert len(set(everywhere.thresholds)) == 1
+    assert (expit(scaled) >= everywhere.thresholds).sum() == decisions.sum()
+
+
+def test_number_of_classes_per_image_is_limited():
+    logits, labels, every = data(classes=3)
+    fitted = fit(logits, labels, every, Choice(parse_objective("per_image:9"), "class", 1))
+    assert ((fitted.thresholds > 0) & (fitted.thresholds < 1)).all()
+    scaled = fitted.slopes * logits.astype(float) + fitted.offsets
+    assert (expit(scaled) >= fitted.thresholds).sum() >= 300 * 3 - 1
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -16,7 +16,7 @@ from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, ImageFiles, StoredImages, fixed_sample
 from mldec.evaluation.open import open_for_evaluation
 from mldec.evaluation.options import EvalOptions
-from mldec.tools.predict.heat_maps import Explainer
+from mldec.tools.heat_maps import Explainer
 from mldec.tools.report import examples as module
 from mldec.tools.report.examples import (
     IMAGES_PER_KIND,
