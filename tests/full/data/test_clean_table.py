@@ -29,7 +29,7 @@ def test_training_on_a_clean_table(cli, here, monkeypatch):
     assert checked.status == 0, checked.err
     printed = checked.out.partition("train with ")[2].partition("\n")[0]
     assert "data=csv" in printed
-    small = ["backbone=tiny", "data.image_size=32", "train.workers=0"]
+    small = ["backbone=tiny", "train.epochs=1", "train.min_steps=null", "train.workers=0"]
     settings = shlex.split(printed)
     trained = cli("train", "+experiment=finetune_frozen", *settings, *small, "name=clean")
     assert trained.status == 0, trained.err
