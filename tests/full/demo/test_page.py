@@ -242,12 +242,17 @@ def test_results_are_downloaded_as_csv(calibrated, tmp_path):
 
 
 def test_training_photos_are_shown_for_present_classes(cli, here):
-    write_photos(here / "own")
+    own = write_photos(here / "own")
+    prefix = "a_long_name_of_a_photo_"
+    for path in own.glob("*.png"):
+        path.rename(own / f"{prefix}{path.name}")
+    header, *rows = (own / "data.csv").read_text().split()
+    (own / "data.csv").write_text("\n".join([header, *(prefix + row for row in rows)]))
     words = ["+experiment=finetune_frozen", "backbone=tiny", "data.root=own", "name=mine"]
     words += ["data.cache_dir=cache", "data.image_size=32", "train.workers=0", "device=cpu"]
     cli.out("train", *words)
-    photo = here / "own" / "3.png"
-    command = (here / "outputs" / "mine", "--training-photos", here / "own")
+    photo = own / f"{prefix}3.png"
+    command = (here / "outputs" / "mine", "--training-photos", own)
     with served(here / "x", *command) as url, opened(url, width=390) as driver:
         files = [("photos", ("3.png", photo.read_bytes()))]
         data = {"training_photos": True, "top": 3, "threshold": 0}
@@ -263,6 +268,10 @@ def test_training_photos_are_shown_for_present_classes(cli, here):
         waited(driver, f"{captions}.length === {len(expected)}")
         assert driver.execute_script(f"return {captions}") == expected
         waited(driver, "[...document.images].every(image => image.naturalWidth > 10)")
+        edges = (
+            "[...document.querySelectorAll('.evidence img')].map(e => e.getBoundingClientRect())"
+        )
+        assert max(edge["right"] for edge in driver.execute_script(f"return {edges}")) < 390
         driver.find_element(By.ID, "training").click()
         waited(driver, f"{count('.evidence')} === 0")
         check_quiet(driver, url)
