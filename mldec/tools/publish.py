@@ -27,6 +27,7 @@ from mldec.checkpoint import Loaded, load_model, published, sources
 from mldec.checkpoint.loading import to_store
 from mldec.checkpoint.state import Checkpoint
 from mldec.cli import add_weights_options, command, run_command
+from mldec.data.readers import public_name
 from mldec.errors import ConfigError, DataError, naming_errors, printable, say, visible
 from mldec.evaluation.output import meaning
 from mldec.files.atomic import check_folder, write_file
@@ -274,11 +275,17 @@ def card(content: CardContent) -> str:
 
     node = checkpoint.config.get("data", {})
     reader = str(node.get("_target_", UNKNOWN)).rpartition(".")[2]
+    public = public_name(reader)
     data = reader
     if content.data_name:
         data = content.data_name
-    elif place := node.get("root") or node.get("name"):
-        data += f" in {place}"
+    elif public is not None:
+        data = f"{public} {node.get('year', '')}".strip()
+    elif node.get("root"):
+        # The users' own name of their data: the folder or the file.
+        data = Path(node["root"]).name
+    elif node.get("name"):
+        data = node["name"]
 
     tags = ["mldec", kind] if head == UNKNOWN else ["mldec", kind, head]
     metadata = _metadata(content, tags, reader, visible(data))
@@ -430,7 +437,7 @@ def parser() -> argparse.ArgumentParser:
     place.add_argument("--dry-run", metavar="FOLDER", help="write to a new folder, without upload")
     add_weights_options(arguments)
     add("--results", metavar="FILE", help="metrics of the card: JSON of mldec report or evaluate")
-    add("--data-name", metavar="TEXT", help="name of the dataset; default: the name of its reader")
+    add("--data-name", metavar="TEXT", help="name of the dataset; default: its folder")
     add("--license", metavar="ID", help="license of the model as on the hub, such as apache-2.0")
     return arguments
 

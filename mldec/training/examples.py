@@ -1,8 +1,9 @@
 """Pictures of an evaluation: example images with predictions, and precision-recall curves."""
 
+import textwrap
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +27,8 @@ COLUMNS = 4  # images per row
 COLORS = {1: "darkgreen", 0: "firebrick", -1: "dimgray"}  # of a predicted class, by its label
 
 
-Drawing = tuple[np.ndarray, str]  # image uint8 [H, W, 3] and text
-
-
-class Curve(NamedTuple):
-    """Labels and scores of one class, for a precision-recall curve."""
-
-    labels: np.ndarray  # bool [n], of the annotated images
-    scores: np.ndarray  # float32 [n] in [0, 1]
+# Labels, bool [n], and scores, float32 [n] in [0, 1], of the annotated images of a class.
+Curve = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +66,7 @@ class ExampleImages:
         everything = [each for part in distributed.gather(self.examples) for each in part]
         self.examples = sorted(everything, key=lambda each: each.index)
 
-    def draw(self, model: int) -> Drawing:
+    def draw(self, model: int) -> tuple[np.ndarray, str]:
         """Draw the images with their labels and the `TOP` predictions of a model.
 
         Args:
@@ -134,5 +129,17 @@ def weakest_curves(results: Results, names: tuple[str, ...]) -> dict[str, Curve]
     curves = {}
     for row, index in enumerate(weakest):
         annotated = labels[row] >= 0
-        curves[names[index]] = Curve(labels[row][annotated] == 1, scores[row][annotated])
+        curves[names[index]] = (labels[row][annotated] == 1, scores[row][annotated])
     return curves
+
+
+def write_pictures(
+    board: Any, step: int, curves: dict[str, Curve], examples: ExampleImages, model: int
+) -> None:
+    """Add the curves, and the images with the predictions of a model, to a SummaryWriter."""
+    for name, curve in curves.items():
+        board.add_pr_curve(f"weakest classes/{name}", *curve, step)
+    if examples.examples:
+        grid, text = examples.draw(model)
+        board.add_image("validation images", grid, step, dataformats="HWC")
+        board.add_text("validation images", textwrap.indent(text, "    "), step)

@@ -25,7 +25,6 @@ from mldec.files.atomic import replacing
 from mldec.files.run_folder import LOG_FILE, RESTORE, read_log
 from mldec.runtime import distributed
 from mldec.runtime.console import in_notebook, on_terminal, progress_bar
-from mldec.training.examples import Curve, Drawing
 
 T = TypeVar("T")
 Result = TypeVar("Result", bound="Evaluation | Best")
@@ -67,7 +66,7 @@ class RunLog:
         self._jsonl = directory / LOG_FILE
         self._folder = directory / "tensorboard"
         self._tensorboard: Any = None  # on the main rank
-        self._pictures: Callable[[], None] | None = None  # that are not written yet
+        self._pictures: Callable[[Any], None] | None = None  # that are not written yet
         self._pictures_at = -math.inf  # time of the last pictures
         self._wandb: Any = None
         self._handler: logging.Handler | None = None
@@ -151,7 +150,8 @@ class RunLog:
         """Write the config to TensorBoard, as text and for the tab HPARAMS."""
         from torch.utils.tensorboard.summary import hparams
 
-        self._tensorboard.add_text("config", as_markdown(to_yaml(config)), step)
+        # Indented text is a code block in Markdown.
+        self._tensorboard.add_text("config", textwrap.indent(to_yaml(config), "    "), step)
         settings = {}
         for key, value in flat(to_dict(config)).items():
             is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
@@ -161,27 +161,18 @@ class RunLog:
         _, session, _ = hparams(settings, {})
         self._tensorboard.file_writer.add_summary(session)
 
-    def best(
-        self, step: int, best: Best, curves: dict[str, Curve], draw: Callable[[], Drawing] | None
-    ) -> None:
+    def best(self, step: int, best: Best, write_pictures: Callable[[Any], None]) -> None:
         """Write a new best value to TensorBoard, with pictures of its evaluation.
 
-        The pictures are written at most once per `PICTURE_SECONDS`, and at the end of the run, so
-        that they do not slow down short epochs.
-
-        Args:
-            step: Number of finished steps.
-            best: The best result.
-            curves: Precision-recall curves by class.
-            draw: Function that draws a grid of images uint8 [H, W, 3], and returns it with its
-                text. None draws no images.
+        `write_pictures` is called with the SummaryWriter, at most once per `PICTURE_SECONDS` and at
+        the end of the run, so that pictures do not slow down short epochs.
         """
         if not self.main:
             return
         with writing(self._folder, of_run=True):
             # The first metric in the alphabetical order, and so of the tab HPARAMS.
             self._tensorboard.add_scalar(f"main/best_{best.metric}", best.value, step)
-        self._pictures = partial(self._write_pictures, step, curves, draw)
+        self._pictures = write_pictures
         if time.monotonic() - self._pictures_at >= PICTURE_SECONDS:
             self._flush_pictures()
 
@@ -190,20 +181,10 @@ class RunLog:
         if self._pictures is None:
             return
         with writing(self._folder, of_run=True):
-            self._pictures()
+            self._pictures(self._tensorboard)
             self._tensorboard.flush()
         self._pictures = None
         self._pictures_at = time.monotonic()
-
-    def _write_pictures(
-        self, step: int, curves: dict[str, Curve], draw: Callable[[], Drawing] | None
-    ) -> None:
-        for name, curve in curves.items():
-            self._tensorboard.add_pr_curve(f"weakest classes/{name}", *curve, step)
-        if draw is not None:
-            grid, text = draw()
-            self._tensorboard.add_image("validation images", grid, step, dataformats="HWC")
-            self._tensorboard.add_text("validation images", as_markdown(text), step)
 
     def progress(
         self, items: Iterable[T], *, total: int, done: int, description: str
@@ -242,11 +223,6 @@ class RunLog:
                 file.close()
         if self._wandb is not None:
             self._wandb.finish()
-
-
-def as_markdown(text: str) -> str:
-    """Return the Markdown of a text that TensorBoard shows unchanged."""
-    return textwrap.indent(text, "    ")
 
 
 def tagged(values: dict[str, float]) -> dict[str, float]:

@@ -33,7 +33,7 @@ from mldec.runtime.environment import explain_out_of_memory, git_commit, install
 from mldec.runtime.signals import DataTimeout, StopRequest
 from mldec.training.checkpoint_files import CheckpointFiles
 from mldec.training.closed_form import HeadFit, calibrate, uncertain_classes
-from mldec.training.examples import ExampleImages, weakest_curves
+from mldec.training.examples import ExampleImages, weakest_curves, write_pictures
 from mldec.training.log import Meter, RunLog, best_of, clock
 from mldec.training.step import Learner, StepStats, StepStatus
 
@@ -480,8 +480,15 @@ class Trainer:
         if self.best.epoch == self.epoch + 1:
             examples.gather()
             curves = weakest_curves(results[self.best.weights], classes.names)
-            draw = partial(examples.draw, list(models).index(self.best.weights))
-            runlog.best(self.learner.step, self.best, curves, draw if examples.examples else None)
+            step = self.learner.step
+            pictures = partial(
+                write_pictures,
+                step=step,
+                curves=curves,
+                examples=examples,
+                model=list(models).index(self.best.weights),
+            )
+            runlog.best(step, self.best, pictures)
         return values
 
     def _mean_loss(self, models: int) -> MeanLoss | None:

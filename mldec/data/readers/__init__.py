@@ -55,6 +55,15 @@ __all__ = list(_READERS)
 __getattr__ = lazily(__name__, {name: module for name, (module, _) in _READERS.items()})
 
 
+OWN = ("Your own data", "Labeling tools", "Tar shards", "YOLO folders")  # sections for own images
+
+
+def public_name(reader: str) -> str | None:
+    """Return the name of the public dataset of a reader, such as "MS-COCO"; None for own data."""
+    _, section = _READERS.get(reader, ("", OWN[0]))
+    return None if section in OWN else section
+
+
 def docs_of(reader: Callable[..., Any]) -> str:
     """Return the documentation of a reader, such as "DATASETS.md, section MS-COCO", or ""."""
     if not reader.__module__.startswith(f"{__name__}.") or reader.__name__ not in _READERS:

@@ -130,6 +130,23 @@ def test_card_contains_known_and_unknown_facts(known, changes, heading, part):
     assert part in section(card(known(**changes)), heading)
 
 
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ({"_target_": "mldec.data.readers.voc", "root": ".../x", "year": 2007}, "Pascal VOC 2007"),
+        ({"_target_": "mldec.data.readers.coco", "root": "data/x"}, "MS-COCO"),
+        ({"_target_": "mldec.data.readers.csv_table", "root": ".../birds"}, "birds"),
+        ({"_target_": "mldec.data.readers.folders"}, "folders"),
+        ({"_target_": "mypkg.birds", "root": ".../photos"}, "photos"),
+    ],
+)
+def test_dataset_has_the_name_that_its_user_knows(known, data, name):
+    content = known(measured=THREE)
+    content = replace(content, checkpoint=replace(content.checkpoint, config={"data": data}))
+    assert f"- Dataset: {name}\n" in card(content)
+    assert ModelCard(card(content)).data.eval_results[0].dataset_name == name
+
+
 def test_names_are_escaped_in_tables(known):
     names = (NASTY, "| x |", "# heading", "---", "&lt;b&gt;", "<!-- x", "\u202ehidden", "{{ 1 }}")
     text = card(known(Classes(names), measured=measured(*names), repository="me/_x_"))

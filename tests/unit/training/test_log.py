@@ -193,20 +193,20 @@ def test_tensorboard_has_settings_best_value_and_pictures_of_best(digits_run):
 def test_pictures_are_rate_limited_and_written_at_the_end(tmp_path):
     drawn = []
 
-    def draw(step):
+    def draw(board, step):
         drawn.append(step)
-        return np.zeros((8, 8, 3), np.uint8), f"image {step}"
+        board.add_image("image", np.zeros((3, 8, 8), np.uint8), step)
 
     with closing(RunLog(tmp_path)) as log:
         for step in (1, 2, 3):
             best = Best("mAP", 10.0 * step)
-            log.best(step, best, {}, partial(draw, step))
+            log.best(step, best, partial(draw, step=step))
         assert drawn == [1]
     assert drawn == [1, 3]
 
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [event.step for event in events.Images("validation images")] == [1, 3]
+    assert [event.step for event in events.Images("image")] == [1, 3]
     assert [event.value for event in events.Scalars("main/best_mAP")] == [10, 20, 30]
 
 
