@@ -19,7 +19,6 @@ COMMANDS = {
     "summary": "print a table of the runs in a folder, or of means over seeds",
     "check-data": "check the images and labels of a dataset, or find wrong labels",
     "cache": "print the size of the cached features, or remove them",
-    "benchmark": "measure speed and memory",
 }
 
 # Commands in the package `mldec`. The other commands are in `mldec.tools`.
@@ -60,6 +59,12 @@ def main() -> None:
         import_module(module_of(command)).main()
         return
 
+    # Import it here, because it imports omegaconf, which --help does not need.
+    from mldec.config.schema import RETIRED
+
+    if f"mldec {command}" in RETIRED:
+        print_error(f"mldec {command} was removed; {RETIRED[f'mldec {command}']}")
+        sys.exit(2)
     print_error(f"{arguments[0]}: unknown command{suggest(command, list(COMMANDS))}")
     sys.exit(2)
 

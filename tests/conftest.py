@@ -21,11 +21,12 @@ from support import QUICK, Cli
 
 from mldec.runtime.devices import Precision
 
-# Child processes import tests/plugins, too. pyproject.toml adds the folder for this process.
-PLUGINS = str(Path(__file__).parent / "plugins")
+# Child processes import tests/plugins and scripts, too. pyproject.toml adds the folders for this
+# process.
+FOLDERS = [str(Path(__file__).parent / "plugins"), str(Path(__file__).parents[1] / "scripts")]
 if os.environ.get("PYTHONPATH"):
-    PLUGINS += os.pathsep + os.environ["PYTHONPATH"]
-os.environ["PYTHONPATH"] = PLUGINS
+    FOLDERS.append(os.environ["PYTHONPATH"])
+os.environ["PYTHONPATH"] = os.pathsep.join(FOLDERS)
 
 
 # Packages that no step of .ci/run installs for all tests: one step needs OpenVINO, which changes

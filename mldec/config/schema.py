@@ -65,15 +65,16 @@ PARTS = ("data", "backbone", "head", "loss")
 # Short forms on the command line. `auto` keeps the batch size of the experiment.
 SHORT_FORMS = {"train.batch_size=auto": "train.pieces=1"}
 
-# Removed settings, options and parts, with the replacement of each. Commit 5852d40b has all of
-# them, and checkpoints may contain them. `parse` drops the settings, because they never had an
-# effect on the model. A removed loss only prevents a resume, but a removed head also the load.
+# Removed settings, options, parts and commands, with the replacement of each. Commit 5852d40b has
+# all of them, and checkpoints may contain them. `parse` drops the settings, because they never had
+# an effect on the model. A removed loss only prevents a resume, but a removed head also the load.
 RETIRED = {
     "train.fit_memory": "pass train.batch_size=auto",
     "train.focus_few_images": "pass loss.gamma_neg=2 if there are fewer images than classes",
     "log.images": "run mldec report",
     "log.classes": "run mldec report",
     "log.trackio": "pass log.wandb=true",
+    "mldec benchmark": "run python scripts/benchmark.py in a checkout",
     "head=ram_match": "pass head=gap_words or another head for word vectors",
     "mldec.heads.RAMMatch": "use its checkpoints with commit 5852d40b",
     "backbone=hf": "pass backbone=timm with a backbone.name of timm, or backbone=cvt_w24",

@@ -1,14 +1,20 @@
-"""Installed versions, the git commit, access to the Hub, and errors of full memory."""
+"""Hardware and versions, access to the Hub, and the message after an out-of-memory error."""
 
+import os
+import platform
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import mldec
 from mldec.errors import UserError
+from mldec.runtime.devices import processors
 
 
 def installed() -> dict[str, str]:
@@ -16,6 +22,33 @@ def installed() -> dict[str, str]:
     import timm  # slow to import, and only needed here
 
     return {"mldec": mldec.__version__, "torch": str(torch.__version__), "timm": timm.__version__}
+
+
+def environment() -> dict[str, Any]:
+    """Return the hardware, versions, date and commit of a measurement."""
+    gpu: dict[str, Any] = {"device": "none", "gpus": 0, "cuda": None, "cudnn": None, "nccl": None}
+    if torch.cuda.is_available():
+        gpu = {
+            "device": torch.cuda.get_device_name(),
+            "gpus": torch.cuda.device_count(),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        }
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    names = re.findall(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    machine = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "commit": git_commit(),
+        "processor": platform.machine(),
+        "cpu": names[0] if names else None,
+        "cores": os.cpu_count(),
+        "usable_cores": processors(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+    }
+    return machine | gpu | installed()
 
 
 def git_commit() -> str | None:

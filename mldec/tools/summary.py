@@ -286,15 +286,14 @@ def _markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _latex(rows: Sequence[dict[str, Any]]) -> str:
-    table = _text_rows(rows)
-    lines = []
-    for cells in table:
-        line = re.sub(r"[&%$#_{}]", r"\\\g<0>", "\t".join(cells))
-        line = re.sub(r"(?<!\S)-(?=\d)", "$-$", line)  # minus signs
-        lines.append(line.replace("±", r"$\pm$").replace("\t", " & ") + r" \\")
-    columns = "l" + "r" * (len(table[0]) - 1)
-    lines[:1] = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule"]
-    return "\n".join(lines + [r"\bottomrule", r"\end{tabular}", ""])
+    import pandas as pd  # slow to import
+
+    header, *cells = _text_rows(rows)
+    columns = "l" + "r" * (len(header) - 1)
+    frame = pd.DataFrame(cells, columns=header)
+    text: str = frame.to_latex(index=False, escape=True, column_format=columns)
+    text = re.sub(r"(?<!\S)-(?=\d)", "$-$", text)  # minus signs
+    return text.replace("±", r"$\pm$")
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:

@@ -16,8 +16,10 @@ loss_functions/losses.py and helper_functions/helper_functions.py; randaugment 1
 import argparse
 import copy
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
@@ -44,16 +46,24 @@ from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision, autocast, memory_format
-from mldec.tools.benchmark import add_experiment, record
-from mldec.tools.benchmark.data import SIZE, Pipeline, photos_in, pipeline, time_pipelines
-from mldec.tools.benchmark.throughput import (
+
+# The folder of benchmark.py.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmark import (
+    SIZE,
     STEPS,
+    Pipeline,
     Trial,
+    add_experiment,
     build_trial,
     compose_experiment,
     in_turns,
+    photos_in,
+    pipeline,
+    record,
     split_repeats,
     step_figures,
+    time_pipelines,
     times_as_long,
 )
 

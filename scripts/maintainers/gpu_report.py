@@ -51,7 +51,7 @@ from mldec.files.atomic import check_targets, to_json, write_json, write_result
 
 TOP = Path(__file__).parents[2]
 PYTHON = sys.executable
-BENCHMARK = [PYTHON, "-m", "mldec", "benchmark"]
+BENCHMARK = [PYTHON, str(TOP / "scripts" / "benchmark.py")]
 TRAIN = [PYTHON, "-m", "mldec.train"]
 OFFICIAL = [PYTHON, str(TOP / "scripts" / "maintainers" / "compare_with_official.py")]
 LAST_LINES = 20  # lines of output that are kept of a failed part
@@ -566,7 +566,7 @@ def main() -> None:
     out = Path(args.out or f"benchmarks/gpu_{args.command}.json").absolute()
     with one_line(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         check_packages(args.command)
-        from mldec.tools.benchmark import environment
+        from mldec.runtime.environment import environment
 
         if not triton_can_compile():
             # The tests and the official step import torch before mldec.

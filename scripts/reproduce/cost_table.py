@@ -16,7 +16,7 @@ from mldec.config.compose import compose
 from mldec.data.types import Classes
 from mldec.files.atomic import write_json
 from mldec.model import count_parameters, multiply_accumulates
-from mldec.tools.benchmark import environment
+from mldec.runtime.environment import environment
 
 TOLERANCE = 0.1  # GMAC: the tables are rounded to 0.1, and figure 5 was read off a plot
 NOTE = (

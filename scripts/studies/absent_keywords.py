@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import mldec
-from mldec.tools.benchmark import environment
+from mldec.runtime.environment import environment
 
 OUT = Path(__file__).resolve().parents[2] / "benchmarks" / "absent_keywords.json"
 SEEDS = range(3)

@@ -40,7 +40,7 @@ from mldec.data.splits import stratified
 from mldec.data.types import DataModule, Split, StoredImages
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.runtime.console import progress_bar
-from mldec.tools.benchmark import environment
+from mldec.runtime.environment import environment
 
 OUT = Path(__file__).resolve().parents[2] / "benchmarks" / "corel5k_kernel.json"
 LONG_SIDE, SHORT_SIDE = 384, 256  # twice the size of the photos

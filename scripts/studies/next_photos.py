@@ -38,7 +38,7 @@ from mldec.data.loader import eval_loader
 from mldec.data.types import DataModule, Split, StoredImages
 from mldec.evaluators.average_precision import average_precision
 from mldec.runtime.console import progress_bar, to_console
-from mldec.tools.benchmark import environment
+from mldec.runtime.environment import environment
 from mldec.tools.next import choose, uncertainties
 
 OUT = Path(__file__).resolve().parents[2] / "benchmarks" / "next_photos.json"

@@ -42,8 +42,8 @@ from mldec.data.loader import Batch, TrainBatches
 from mldec.evaluation.frozen_features import with_tokens
 from mldec.evaluators.average_precision import average_precision
 from mldec.model import Classifier
+from mldec.runtime.environment import environment
 from mldec.runtime.signals import StopRequest
-from mldec.tools.benchmark import environment
 from mldec.training import start
 from mldec.training.step import Learner
 

@@ -18,7 +18,6 @@ from mldec.__main__ import COMMANDS
 from mldec.config import signatures
 from mldec.config.compose import compose, options, to_dict
 from mldec.config.schema import PARTS
-from mldec.tools.benchmark import JOBS
 
 pytest.importorskip("mkdocstrings")
 markdown = pytest.importorskip("markdown")
@@ -114,8 +113,7 @@ def test_all_experiments_are_listed(pages: dict[str, str]) -> None:
     assert names(pages["reference/experiments.md"]) == expected
 
 
-COMMAND_LINES = [(name,) for name in COMMANDS if name not in ("train", "benchmark")]
-COMMAND_LINES += [("benchmark", job) for job in JOBS]
+COMMAND_LINES = [(name,) for name in COMMANDS if name != "train"]
 
 
 @pytest.mark.parametrize("words", COMMAND_LINES, ids=" ".join)

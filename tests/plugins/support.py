@@ -67,7 +67,7 @@ class Cli:
         self.monkeypatch = monkeypatch
 
     def __call__(self, command: str, *words: str | Path) -> Outcome:
-        """Run a command, and return its status and output."""
+        """Run a command of mldec, or the script `benchmark`; return its status and output."""
         self.monkeypatch.setattr(sys, "argv", [f"mldec {command}", *map(str, words)])
         self.capsys.readouterr()
         random_state = torch.get_rng_state()
@@ -77,7 +77,8 @@ class Cli:
 
         status = 0
         try:
-            importlib.import_module(module_of(command)).main()
+            module = command if command == "benchmark" else module_of(command)
+            importlib.import_module(module).main()
         except SystemExit as stop:
             status = int(stop.code or 0)
 

@@ -29,6 +29,7 @@ def test_the_list_has_every_command():
         (["--version"], 0, VERSION),
         (["train", "--epochs", "3"], 1, "mldec: --epochs: unknown option"),
         (["check-data", "--ot", "x"], 2, "mldec: --ot: unknown option; did you mean '--out'?"),
+        (["benchmark", "data"], 2, "scripts/benchmark.py"),
         (["predcit"], 2, "predcit: unknown command; did you mean 'predict'?"),
     ],
 )

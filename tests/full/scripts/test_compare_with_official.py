@@ -4,13 +4,13 @@ import argparse
 import importlib.util
 from pathlib import Path
 
+import benchmark
 import pytest
 import torch
+from benchmark import build_trial, compose_experiment
 from pictures import picture, saved
 
 from mldec.data.sampling import SampleRandom
-from mldec.tools.benchmark import data
-from mldec.tools.benchmark.throughput import build_trial, compose_experiment
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "maintainers" / "compare_with_official.py"
 SMALL = [
@@ -60,8 +60,8 @@ def test_training_steps_are_equal(script):
 
 def test_transforms_have_equal_pixels(script, tmp_path):
     photo = str(saved(picture(120, 90), tmp_path / "photo.jpg", quality=90))
-    official, ours = script.official_transform(64), data.pipeline(64)
-    assert tuple(official) == tuple(ours) == data.PARTS[1:-1]
+    official, ours = script.official_transform(64), benchmark.pipeline(64)
+    assert tuple(official) == tuple(ours) == benchmark.PARTS[1:-1]
     for seed in range(150):
         images = []
         for steps in (official, ours):

@@ -9,10 +9,10 @@ import sys
 import time
 
 import torch
+from benchmark import build_trial, compose_experiment
 from null_gpu import counted
 
 from mldec.runtime import distributed
-from mldec.tools.benchmark.throughput import build_trial, compose_experiment
 
 STEPS = 10
 

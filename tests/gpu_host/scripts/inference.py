@@ -8,11 +8,11 @@ import json
 import sys
 
 import torch
+from benchmark import build_trial, compose_experiment
 from null_gpu import counted, finish, truths
 
 from mldec.evaluation.inference import for_inference
 from mldec.runtime.devices import Precision, autocast, to_device
-from mldec.tools.benchmark.throughput import build_trial, compose_experiment
 
 CLASSES = 80
 

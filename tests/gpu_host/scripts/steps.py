@@ -10,9 +10,8 @@ import sys
 import traceback
 
 import torch
+from benchmark import build_trial, compose_experiment
 from null_gpu import counted, finish
-
-from mldec.tools.benchmark.throughput import build_trial, compose_experiment
 
 IMAGES = 4
 
