@@ -21,7 +21,7 @@ from mldec.checkpoint import load_model
 from mldec.evaluation.open import open_for_evaluation
 from mldec.evaluation.options import EvalOptions
 from mldec.evaluators.multi_label import top_k
-from mldec.tools.benchmark import environment
+from mldec.runtime.environment import environment
 
 OUT = Path(__file__).resolve().parents[2] / "benchmarks" / "corel5k_ridge.json"
 WORDS = 5  # per photo
