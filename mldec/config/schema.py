@@ -71,7 +71,6 @@ SHORT_FORMS = {"train.batch_size=auto": "train.pieces=1"}
 RETIRED = {
     "train.fit_memory": "pass train.batch_size=auto",
     "train.focus_few_images": "pass loss.gamma_neg=2 if there are fewer images than classes",
-    "log.images": "run mldec report",
     "log.classes": "run mldec report",
     "log.trackio": "pass log.wandb=true",
     "mldec benchmark": "run python scripts/benchmark.py in a checkout",
