@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, product
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,8 @@ HEAT_BATCH = 4  # images; larger batches are slower on a CPU, whose cache they e
 
 PICTURE_SIDE = 320  # pixels of the longer side of an enlarged image
 THUMBNAIL_SIDE = 96
-JPEG = {"quality": 65, "optimize": True}  # nearly as small as WebP, and written five times as fast
+# Nearly as small as WebP, and written five times as fast.
+JPEG: dict[str, Any] = {"quality": 65, "optimize": True}
 # The gallery is a sample of larger data. The data URL of a thumbnail has about 2,200 bytes.
 MAX_GALLERY = 5_000
 MAX_GALLERY_BYTES = 20_000_000
