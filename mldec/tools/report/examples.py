@@ -206,7 +206,7 @@ def add_heat_maps(
 
     heats: dict[tuple[int, int], np.ndarray] = {}  # by row and class
     # Convolutions are faster with this layout.
-    model = setup.loaded.model.to(setup.device, memory_format=torch.channels_last)
+    model = setup.loaded.model.to(setup.device).to(memory_format=torch.channels_last)
     try:
         explainer = Explainer(model, setup.data.transform.image_size, classes.word_vectors)
         for start in progress_bar(range(0, len(groups), HEAT_BATCH), desc="heat maps"):
