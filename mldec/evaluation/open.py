@@ -3,7 +3,6 @@
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -276,8 +275,8 @@ def with_ranking(data: DataModule, calibration: Calibration | None) -> DataModul
         return data
 
     def evaluator(classes: Classes) -> Evaluator:
-        made: Any = data.make_evaluator(classes)
-        made.ranks_by_margin = True
+        made = data.make_evaluator(classes)
+        made.ranks_by_margin = True  # type: ignore[attr-defined]
         return made
 
     log.info("metrics at top-k rank the classes of an image by logit minus logit of the threshold")

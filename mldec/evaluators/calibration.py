@@ -153,7 +153,8 @@ def thresholds_per_image(logits: np.ndarray, labels: np.ndarray, choice: Choice)
         counts.update(torch.from_numpy(logits >= thresholds), torch.from_numpy(labels))
         fitted.append((counts.summary()["CF1"], thresholds))
     _, best = max(fitted, key=itemgetter(0))
-    return np.minimum(expit(best), MAX_THRESHOLD)
+    limited: np.ndarray = np.minimum(expit(best), MAX_THRESHOLD)
+    return limited
 
 
 @dataclass(frozen=True)
