@@ -160,6 +160,7 @@ def test_ray_has_the_rows_of_the_command_after_a_kill(store):
     assert paths[0] not in new_paths
     for row in again:
         row["path"] = row["path"].removeprefix("bucket/")
+        row["error"] = row["error"] and row["error"].removeprefix("bucket/")
     check(again, ["photos"])
 
 
