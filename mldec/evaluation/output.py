@@ -1,13 +1,16 @@
 """Results of an evaluation as JSON, CSV and text."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mldec.evaluators.average_precision import Predictions
 from mldec.files.atomic import csv_lines
 from mldec.names import format_list
+
+# A slow import, which a message about a missing checkpoint does not need.
+if TYPE_CHECKING:
+    from mldec.evaluators.average_precision import Predictions
 
 # Descriptions of the metrics, also used by the report and the model card.
 MEANINGS = {
@@ -88,7 +91,8 @@ class Results:
     bad: list[str]  # one message per skipped image
     # (label, prediction, number of images), most frequent first; None for multi-label data.
     confusions: list[tuple[int, int, int]] | None
-    predictions: Predictions | None = None  # of this rank; None for single-label data
+    # Of this rank; None for single-label data.
+    predictions: "Predictions | None" = field(default=None, compare=False)
 
 
 def left_out(bad: Sequence[str], images: int) -> list[str]:

@@ -149,7 +149,7 @@ def test_dict_and_yaml_round_trip(digits):
     assert parse(plain) == digits
     # A checkpoint of an earlier version has settings that no longer exist.
     train = {**plain["train"], "focus_few_images": True}
-    assert parse({**plain, "log": {**plain["log"], "images": 8}, "train": train}) == digits
+    assert parse({**plain, "log": {**plain["log"], "trackio": True}, "train": train}) == digits
     assert yaml.safe_load(to_yaml(digits)) == plain
 
 

@@ -202,10 +202,8 @@ def test_unsupported_files_are_counted_by_suffix():
     unsupported = SkippedFiles()
     for name in ("a/1.NEF", "a/2.nef", "b/3.CR3", "b/4.jpg", "notes.txt"):
         unsupported.add(name)
-    assert unsupported.to_dict() == {
-        ".nef": {"files": 2, "example": "a/1.NEF"},
-        ".cr3": {"files": 1, "example": "b/3.CR3"},
-    }
+    assert unsupported.counts == {".nef": 2, ".cr3": 1}
+    assert unsupported.examples == {".nef": "a/1.NEF", ".cr3": "b/3.CR3"}
     assert "2 .nef (such as a/1.NEF), 1 .cr3 (such as b/3.CR3)" in str(unsupported)
     assert not SkippedFiles()
 
