@@ -12,6 +12,7 @@ from photos import write_photos
 from pictures import picture
 from support import QUICK, assert_equal
 
+from mldec.tools.report.examples import HEAT_BATCH
 from mldec.tools.summary import find_runs
 
 CACHED = ["train.freeze=[backbone]", "train.cache_features=true"]
@@ -73,12 +74,16 @@ def test_commands_use_cached_tokens(train, cli, monkeypatch):
     def not_called(self, images):
         raise AssertionError("the network runs again")
 
+    def few_images(self, images):
+        assert len(images) <= HEAT_BATCH
+        return forward(self, images)
+
     forward = patches.Patches.forward
     monkeypatch.setattr(patches.Patches, "forward", not_called)
     assert metrics() == expected
     cli.out("calibrate", *run)
-    # Heat maps run the network on single images.
-    monkeypatch.setattr(patches.Patches, "forward", lambda self, images: forward(self, images[:1]))
+    # Heat maps run the network on a few images.
+    monkeypatch.setattr(patches.Patches, "forward", few_images)
     cli.out("report", *run, f"--compare={best[0]}", "--out=report.html")
     assert all(path.stat().st_mtime_ns == files[path] for path in Path("cache").rglob("*.npy"))
 
