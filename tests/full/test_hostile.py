@@ -61,7 +61,7 @@ def words(path):
 
 
 def test_hostile_file_raises_one_line_error_at_every_door(corpus, model, trace):
-    assert len(corpus) >= 15
+    assert len(corpus) >= 14
     before = [tensor.clone() for tensor in model.state_dict().values()]
     for path in corpus:
         assert has_one_line_error(partial(loading.load_model, path), path), path
