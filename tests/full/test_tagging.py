@@ -20,7 +20,7 @@ from pictures import picture
 from support import assert_same_rows, wait_until
 
 IMAGES = 4000
-KILLS, SHARD_KILLS = 20, 12
+KILLS, SHARD_KILLS = 10, 5
 ENDS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
 
 
