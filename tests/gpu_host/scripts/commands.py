@@ -1,4 +1,4 @@
-"""Run commands of mldec in this process, and print their results.
+"""Run commands of mldec and scripts/benchmark.py in this process, and print their results.
 
 Argument: a JSON list of commands, such as [["predict", "best.pt", "photo.jpg"]]. A demo gets one
 request, and then a signal stops it.
@@ -29,13 +29,15 @@ def run(name, *words):
     out = io.StringIO()
     err = io.StringIO()
     status = 0
+    # The benchmark is a script of the checkout.
+    module = name if name == "benchmark" else module_of(name)
     # Predict reads from the device whether scores are finite.
     values = truths() if name == "predict" else nullcontext()
     with values, counted() as counts, redirect_stdout(out), redirect_stderr(err):
         if name == "demo":
             threading.Thread(target=send_photo, args=(out,), daemon=True).start()
         try:
-            importlib.import_module(module_of(name)).main()
+            importlib.import_module(module).main()
         except SystemExit as stop:
             status = stop.code or 0
         except BaseException:
