@@ -144,9 +144,13 @@ def loading_weights(name: str, pretrained: bool | str) -> Iterator[None]:
         tensors = re.findall(r'"([\w.]+)"', str(error))
         if len(tensors) > 3:
             reason = f"{len(tensors)} missing or unexpected tensors: {format_list(tensors, 3)}"
+        remedy = "backbone.pretrained=FILE"
+        if isinstance(pretrained, str):
+            # The default network of a recipe may differ from that of the user's file.
+            remedy = "backbone=NAME or backbone.name=NAME of the network of this file"
         raise ConfigError(
             f"backbone.pretrained={value}: the weights of {name} cannot be used ({reason}); pass "
-            f"backbone.pretrained=FILE, or backbone.pretrained=false for random weights"
+            f"{remedy}, or backbone.pretrained=false for random weights"
         ) from None  # the errors of a hub and of torch take several screens
 
 
