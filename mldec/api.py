@@ -273,7 +273,7 @@ class Run:
     Methods accept the options of the command of the same name, print its output, and raise
     `UserError`. With `verbose=False` they print only warnings. `evaluate`, `calibrate` and `report`
     also accept `data`, a data set in memory as for `fit`. If the run was trained on one, they need
-    it, and warn if its validation images are not those of the run.
+    it, and warn if its validation images differ from those that the run was validated on.
     """
 
     def __init__(self, folder: str | Path) -> None:

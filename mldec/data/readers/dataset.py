@@ -73,13 +73,7 @@ def dataset(
 
     parts = [_open(splits[split], split or where, rules) for split in used]
     first = parts[0]
-    frames = {}
-    for split, part in zip(used, parts, strict=True):
-        names = [f"{split or where}[{row}]" for row in range(len(part.images))]
-        frame = part.table.reindex(range(len(names))).assign(**{first.image_column: names})
-        if split:
-            frame["split"] = split
-        frames[f"{where}, split {split}" if split else where] = frame
+    frames = _frames(dict(zip(used, parts, strict=True)), where)
 
     # The columns that `_named` returns replace the numbers of all splits.
     rules = replace(rules, path_column=first.image_column)
@@ -116,6 +110,24 @@ def dataset(
         top_k=top_k,
         in_memory=replace(annotations, storage=storage, others=others),
     )
+
+
+def _frames(parts: Mapping[str, "_Part"], where: str) -> dict[str, "DataFrame"]:
+    """Return the tables of the splits, with names of the images as their paths, by their names.
+
+    Args:
+        parts: Splits by name; "" for a single one.
+        where: Name of the data set, for messages.
+    """
+    image_column = next(iter(parts.values())).image_column
+    frames = {}
+    for split, part in parts.items():
+        names = [f"{split or where}[{row}]" for row in range(len(part.images))]
+        frame = part.table.reindex(range(len(names))).assign(**{image_column: names})
+        if split:
+            frame["split"] = split
+        frames[f"{where}, split {split}" if split else where] = frame
+    return frames
 
 
 def is_dataset(value: object) -> bool:
