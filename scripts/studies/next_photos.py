@@ -14,8 +14,8 @@ test. All labels are known, and those of a photo are hidden until it is chosen.
   with all labels.
 - Thresholds maximize the F1 of each class on the validation photos, as in `mldec calibrate`.
 
-Each finished run is a line of benchmarks/next_photos.jsonl, so that an interrupted study can be
-resumed. The last step writes benchmarks/next_photos.json and prints the tables.
+Each finished run is a line of runs.jsonl in the folder --features, so that an interrupted study can
+be resumed. The last step writes benchmarks/next_photos.json and prints the tables.
 """
 
 import argparse
@@ -42,7 +42,6 @@ from mldec.runtime.environment import environment
 from mldec.tools.next import choose, uncertainties
 
 OUT = Path(__file__).resolve().parents[2] / "benchmarks" / "next_photos.json"
-RUNS = OUT.with_suffix(".jsonl")
 SEEDS = range(5)
 ROUNDS = {"voc": 100, "corel5k": 200}  # photos of the first and of each following round
 GOAL = 0.95
@@ -299,13 +298,19 @@ def main() -> None:
     parser.add_argument("voc")
     parser.add_argument("corel5k")
     parser.add_argument("--weights", help="file with the weights of EfficientNet-Lite0 (timm)")
-    parser.add_argument("--features", type=Path, default=Path("outputs/next_photos"))
+    parser.add_argument(
+        "--features",
+        type=Path,
+        default=Path("outputs/next_photos"),
+        help="folder of the features and runs",
+    )
     arguments = parser.parse_args()
     to_console()
 
     runs = []
-    if RUNS.exists():
-        runs = [json.loads(line) for line in RUNS.read_text().splitlines()]
+    runs_file = arguments.features / "runs.jsonl"
+    if runs_file.exists():
+        runs = [json.loads(line) for line in runs_file.read_text().splitlines()]
     content: dict[str, Any] = {}
     for name, val in (("voc", "val"), ("corel5k", "test")):
         folder = getattr(arguments, name)
@@ -320,7 +325,7 @@ def main() -> None:
                 line: dict[str, Any] = {**key, "mAP": run(photos, strategy, seed, name)}
                 line["cpu_seconds"] = round(time.process_time() - began, 1)
                 runs.append(line)
-                with RUNS.open("a") as file:
+                with runs_file.open("a") as file:
                     file.write(json.dumps(line) + "\n")
         content[name] = report(name, full, runs)
 

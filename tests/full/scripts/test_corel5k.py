@@ -1,4 +1,4 @@
-"""The scripts of the Corel5k benchmark, on small data."""
+"""The conversion of Corel5k, on small data."""
 
 import csv
 import importlib.util
@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 from scipy.io import savemat
 
@@ -56,27 +55,3 @@ def test_conversion_writes_the_photos_of_the_commit(tmp_path, monkeypatch):
     ]
     copied = tmp_path / "out" / "images" / "3.jpg"
     assert copied.read_bytes() == (source / "2000" / "3.jpeg").read_bytes()
-
-
-def test_regression_leaves_each_photo_out():
-    rng = np.random.default_rng(0)
-    photos = rng.normal(size=(30, 4))
-    labels = rng.random((30, 3)) < [0.5, 0.3, 0.1]
-    model = script("studies/corel5k.py").Regression(photos, labels, gamma=2.0, alpha=0.3)
-
-    # Fit again without each photo, with the same scale and frequencies.
-    counts = labels.sum(0)
-    squares = ((photos[:, None] - photos) ** 2).sum(2)
-    kernel = np.exp(-2.0 * squares / np.median(squares))
-    frequencies = (counts + 1) / 32
-    predicted = np.zeros(labels.shape)
-    for index in range(30):
-        others = np.arange(30) != index
-        regularized = kernel[np.ix_(others, others)] + 0.3 * np.eye(29)
-        coefficients = np.linalg.solve(regularized, labels[others] - frequencies)
-        predicted[index] = kernel[index, others] @ coefficients + frequencies
-
-    predicted = np.maximum(predicted, 1e-5)
-    shown = np.array([predicted[labels[:, c], c].mean() for c in range(3)])
-    expected = (counts * shown + np.median(shown)) / (counts + 1)
-    assert model.when_shown == pytest.approx(expected)
