@@ -9,16 +9,13 @@ import argparse
 import logging
 import math
 import re
-import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from timm.models import get_pretrained_cfg
 
@@ -31,10 +28,7 @@ from mldec.data.readers import public_name
 from mldec.errors import ConfigError, DataError, naming_errors, printable, say, visible
 from mldec.evaluation.output import meaning
 from mldec.files.atomic import check_folder, write_file
-from mldec.files.run_folder import LOG_FILE, folder_of_run, read_facts
 from mldec.files.text import read_json
-from mldec.model import count_parameters, work_per_image
-from mldec.training.log import clock, read_progress
 from mldec.words.types import PREFIX
 
 log = logging.getLogger("mldec")
@@ -43,21 +37,16 @@ UNKNOWN = "unknown"
 MAX_CLASSES = 1_000  # rows of the class table
 # Metrics in the metadata of the card, in addition to the first one. Its text contains all metrics.
 MAIN_METRICS = ("mAP", "CF1", "OF1", "top1", "top5", "zsl_mAP", "gzsl_mAP", "mAP_partial")
-HARDEST = 5  # classes in the limitations
 TASK = "image-classification"
 UNDEFINED = "\N{EN DASH}"
 _TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 _SEE = "pass a file of mldec report --json or mldec evaluate --json"
-# Absolute paths in the text of a list, with or without quotes.
-_PATH_IN_LIST = re.compile(r"""(?<=[\[,'" ])[/~][^,\]'"]*""")
 _MARKUP = re.compile(r"([\\`*_\[\]<>|~&$]|:(?=//))")  # inline markup of Markdown and HTML
 _TIMM = ("mldec.backbones.TimmBackbone", f"{TimmBackbone.__module__}.{TimmBackbone.__qualname__}")
 
 
 def without_folders(text: str) -> str:
     """Replace the folders of an absolute path by `...`. They may identify the machine or user."""
-    if text.startswith("["):
-        return _PATH_IN_LIST.sub(lambda path: without_folders(path[0]), text)
     # The parts of a text encoder are names, folders or files.
     if text.startswith(PREFIX):
         return ":".join(without_folders(part) for part in text.split(":"))
@@ -112,65 +101,26 @@ def initial_weights(checkpoint: Checkpoint, loaded: Loaded) -> tuple[str, str, s
 
     # The config of `loaded` includes the default arguments of the backbone.
     backbone = loaded.config.backbone
-    name = without_folders(str(backbone.get("name")))
+    target = backbone.get("_target_")
+    name = without_folders(str(backbone.get("name", target)))
     pretrained = backbone.get("pretrained")
-    if "pretrained" not in backbone:
-        target = backbone.get("_target_")
-        return f"initial weights of {target}", f"{UNKNOWN}: the backbone is not from timm", None
     if pretrained is False:
         return "random weights", "none, because no third-party weights were used", None
-    if backbone.get("_target_") not in _TIMM:
-        return f"published weights of {name}", f"{UNKNOWN}: they are not from timm", None
+    if isinstance(pretrained, str):
+        file = without_folders(pretrained)
+        return f"the file {file} in {name}", f"{UNKNOWN}: they were read from a file", None
+    if target not in _TIMM:
+        return f"initial weights of {name}", f"{UNKNOWN}: they are not from timm", None
 
-    timm_license = None
+    license = None
     base_model = None
     # timm raises RuntimeError if it knows the network but not the tag of the weights.
     with suppress(RuntimeError):
         weights = get_pretrained_cfg(str(backbone.get("name")))
         if weights is not None:
-            timm_license = weights.license
+            license = weights.license
             base_model = weights.hf_hub_id
-    if isinstance(pretrained, str):
-        license = f"{UNKNOWN}: they were read from a file"
-        if timm_license:
-            license += f"; timm states {timm_license} for the weights of that name"
-        return f"the file {without_folders(pretrained)} in {name}", license, None
-    return f"timm's weights of {name}", timm_license or f"{UNKNOWN} to timm", base_model
-
-
-def cost_of(loaded: Loaded, path: Path) -> dict[str, str]:
-    """Return the cost per image, and the training time if `path` is in the folder of a run."""
-    size = loaded.transform.image_size
-    macs = UNKNOWN
-    count = work_per_image(loaded.model, size, loaded.classes.word_vectors)
-    if count is not None:
-        macs = f"{count / 1e9:,.3f} billion per image"
-
-    time = UNKNOWN
-    folder = folder_of_run(path)
-    if folder is not None and (seconds := read_progress(folder / LOG_FILE).seconds):
-        time = f"{clock(seconds)} (hours:minutes:seconds)"
-    return {
-        "Parameters": f"{count_parameters(loaded.model)[1]:,}",
-        "Multiply-accumulates": f"{macs}, at {size} x {size} pixels",
-        "Training time": f"{time}; the device is not recorded",
-    }
-
-
-def command_of(path: Path) -> str | None:
-    """Return the training command of a checkpoint, or None if `path` is not in a run's folder."""
-    folder = folder_of_run(path)
-    if folder is None:
-        return None
-    facts = read_facts(folder)
-    if facts is None:
-        return None
-
-    arguments = []
-    for argument in shlex.split(facts.command):
-        key, equals, value = argument.partition("=")
-        arguments.append(without_folders(key) + equals + without_folders(value))
-    return shlex.join(arguments)
+    return f"timm's weights of {name}", license or f"{UNKNOWN} to timm", base_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,110 +195,90 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
     return {name: None if value is None else float(value) for name, value in values.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class CardContent:
-    """The content of a model card."""
-
-    repository: str  # owner/name
-    checkpoint: Checkpoint  # as published
-    loaded: Loaded  # as built
-    measured: CardMetrics
-    initial: str  # the initial weights
-    initial_license: str
-    base_model: str | None  # repository of the initial weights on the hub
-    cost: dict[str, str]
-    command: str | None
-    license: str | None
-    plugins: Sequence[str]
-    data_name: str | None = None
+def dataset_of(checkpoint: Checkpoint) -> tuple[str, str]:
+    """Return the reader of the training data, and the name of the data set."""
+    node = checkpoint.config.get("data", {})
+    reader = str(node.get("_target_", UNKNOWN)).rpartition(".")[2]
+    public = public_name(reader)
+    if public is not None:
+        return reader, f"{public} {node.get('year', '')}".strip()
+    if node.get("root"):
+        # The users' own name of their data: the folder or the file.
+        return reader, Path(node["root"]).name
+    return reader, node.get("name") or reader
 
 
-def card(content: CardContent) -> str:
-    """Return the text of README.md: metadata for the hub and the filled model_card.md.j2."""
-    checkpoint = content.checkpoint
-    loaded = content.loaded
-    measured = content.measured
+def card(
+    repository: str,
+    checkpoint: Checkpoint,
+    loaded: Loaded,
+    measured: CardMetrics,
+    *,
+    license: str | None = None,
+    data_name: str | None = None,
+    plugins: Sequence[str] = (),
+) -> ModelCard:
+    """Return the card of a repository: metadata for the hub and the filled model_card.md.j2."""
     kind = "single-label" if loaded.classes.exclusive else "multi-label"
     if loaded.classes.word_vectors is not None:
         kind = "zero-shot"
     head = str(loaded.config.head.get("_target_", UNKNOWN)).rpartition(".")[2]
+    reader, data = dataset_of(checkpoint)
+    data = visible(data_name or data)
+    initial, initial_license, base_model = initial_weights(checkpoint, loaded)
 
-    node = checkpoint.config.get("data", {})
-    reader = str(node.get("_target_", UNKNOWN)).rpartition(".")[2]
-    public = public_name(reader)
-    data = reader
-    if content.data_name:
-        data = content.data_name
-    elif public is not None:
-        data = f"{public} {node.get('year', '')}".strip()
-    elif node.get("root"):
-        # The users' own name of their data: the folder or the file.
-        data = Path(node["root"]).name
-    elif node.get("name"):
-        data = node["name"]
+    results = []
+    for name, value in measured.metrics.items():
+        is_main = name in MAIN_METRICS or name == next(iter(measured.metrics))
+        if is_main and value is not None and math.isfinite(value):
+            results.append(EvalResult(TASK, reader, data, name, round(value, 4)))
+    metadata = ModelCardData(
+        license=license,
+        library_name="mldec",
+        pipeline_tag=TASK,
+        tags=["mldec", kind] if head == UNKNOWN else ["mldec", kind, head],
+        base_model=base_model,
+        model_name=repository.partition("/")[2],
+        metrics=sorted({result.metric_type for result in results}) or None,
+        eval_results=results or None,
+    )
 
-    tags = ["mldec", kind] if head == UNKNOWN else ["mldec", kind, head]
-    metadata = _metadata(content, tags, reader, visible(data))
-
-    class_ap = []
-    for name, values in measured.per_class.items():
-        if values.get("AP") is not None:
-            class_ap.append((name, values["AP"]))
+    # A single threshold is for all classes.
+    thresholds: tuple[float, ...] = ()
+    if checkpoint.calibration is not None:
+        thresholds = checkpoint.calibration.thresholds
     columns = next(iter(measured.per_class.values()), {})
-    filled = ModelCard.from_template(
+    return ModelCard.from_template(
         metadata,
         template_path=str(_TEMPLATE),
-        **vars(content),
         name=metadata.model_name,
+        address=f"{sources.HUB}{repository}",
         kind=kind,
         head=head,
         data=data,
-        address=f"{sources.HUB}{content.repository}",
+        checkpoint=checkpoint,
+        loaded=loaded,
+        measured=measured,
+        initial=initial,
+        initial_license=initial_license,
+        license=license,
+        plugins=plugins,
         # The evaluated classes of a zero-shot model may differ from the training classes.
         classes=list(measured.per_class or loaded.classes.names),
         max_classes=MAX_CLASSES,
-        columns=[column for column in columns if column not in ("AP_low", "AP_high")],
-        hardest=sorted(class_ap, key=itemgetter(1))[:HARDEST],
-        settings=yaml.safe_dump(checkpoint.config, sort_keys=False, allow_unicode=True),
+        columns=[name for name in columns if name not in ("AP_low", "AP_high", "threshold")],
+        thresholds=thresholds,
+        threshold_of=dict(zip(loaded.classes.names, thresholds, strict=False)),
+        stored_images=len(getattr(loaded.model.head, "support", ())),
         text=escaped,
-        fenced=fenced,
         number=number,
-        interval=interval,
         meaning=meaning,
-    )
-    return f"{filled}\n"
-
-
-def _metadata(content: CardContent, tags: list[str], reader: str, data: str) -> ModelCardData:
-    metrics = content.measured.metrics
-    first_metric = next(iter(metrics), None)
-    results = []
-    for metric, value in metrics.items():
-        is_main = metric in MAIN_METRICS or metric == first_metric
-        if is_main and value is not None and math.isfinite(value):
-            results.append(EvalResult(TASK, reader, data, metric, round(value, 4)))
-    return ModelCardData(
-        license=content.license,
-        library_name="mldec",
-        pipeline_tag=TASK,
-        tags=tags,
-        base_model=content.base_model,
-        model_name=content.repository.partition("/")[2],
-        metrics=sorted({result.metric_type for result in results}) or None,
-        eval_results=results or None,
     )
 
 
 def escaped(text: Any) -> str:
     """Return a text as one line of Markdown without markup."""
     return _MARKUP.sub(r"\\\1", printable(str(text)))
-
-
-def fenced(text: str, language: str) -> str:
-    """Return a code block with a fence that is longer than all backticks in the text."""
-    fence = max(["``"] + re.findall("`+", text), key=len) + "`"
-    lines = [visible(line) for line in text.splitlines()]
-    return "\n".join([f"{fence}{language}"] + lines + [fence])
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -358,11 +288,6 @@ def number(value: float | None, digits: int = 2) -> str:
     if value == int(value):
         digits = 0
     return f"{value:,.{digits}f}"
-
-
-def interval(low: float | None, high: float | None) -> str:
-    """Format an interval, or a dash if it is undefined."""
-    return UNDEFINED if low is None else f"{number(low)} to {number(high)}"
 
 
 def publish(args: argparse.Namespace) -> None:
@@ -383,30 +308,24 @@ def publish(args: argparse.Namespace) -> None:
     measured = checkpoint_metrics(checkpoint, loaded.weights)
     if args.results is not None:
         measured = read_results(Path(args.results), loaded.weights, args.checkpoint)
-    initial, initial_license, base_model = initial_weights(checkpoint, loaded)
-    content = CardContent(
-        repository=args.repository,
-        checkpoint=checkpoint,
-        loaded=loaded,
-        measured=measured,
-        initial=initial,
-        initial_license=initial_license,
-        base_model=base_model,
-        cost=cost_of(loaded, loaded.path),
-        command=command_of(loaded.path),
+    text = card(
+        args.repository,
+        checkpoint,
+        loaded,
+        measured,
         license=args.license,
-        plugins=args.plugin,
         data_name=args.data_name,
+        plugins=args.plugin,
     )
 
-    if args.dry_run is not None:
-        _write(Path(args.dry_run), content)
-        done = f"{args.dry_run}: the files for {args.repository}; not uploaded"
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            _write(Path(folder), content)
-            commit = sources.upload(Path(folder), args.repository, private=args.private)
-        done = f"published: {sources.HUB}{args.repository}@{commit}"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(args.dry_run or temporary)
+        published.write(folder, checkpoint)
+        write_file(folder / sources.CARD, f"{text}\n".encode())
+        done = f"{folder}: the files for {args.repository}; not uploaded"
+        if args.dry_run is None:
+            commit = sources.upload(folder, args.repository, private=args.private)
+            done = f"published: {sources.HUB}{args.repository}@{commit}"
 
     if not measured.intervals:
         say("the card has no intervals; pass --results with a file of mldec report --json")
@@ -419,11 +338,6 @@ def publish(args: argparse.Namespace) -> None:
     if args.license is None:
         say("the card has no license of the model; pass --license, such as apache-2.0")
     say(done)
-
-
-def _write(folder: Path, content: CardContent) -> None:
-    published.write(folder, content.checkpoint)
-    write_file(folder / sources.CARD, card(content).encode())
 
 
 def parser() -> argparse.ArgumentParser:
