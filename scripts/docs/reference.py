@@ -68,6 +68,7 @@ API = {
     ],
 }
 
+MAX_LINE = 100  # of a signature
 FIELD = re.compile(r"([A-Z]\w*(?: \w+){0,3}):(?: +|$)")  # field in the header of an experiment
 
 
@@ -441,8 +442,50 @@ def public_objects(entries: list[str]) -> Iterator[tuple[str, Any]]:
             yield f"{module_name}.{public}", getattr(module, public)
 
 
+def signature_of(name: str, item: Any) -> str:
+    """Return the call of a class or function as a block of Python code, or "" for other objects."""
+    is_error = inspect.isclass(item) and issubclass(item, BaseException)
+    if is_error or not callable(item):
+        return ""
+
+    call = inspect.signature(item)
+    parts: list[str] = []
+    for parameter in call.parameters.values():
+        if parameter.name in ("self", "cls"):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in "".join(parts):
+            parts.append("*")
+        parts.append(str(parameter))
+    result = ""
+    if not inspect.isclass(item) and call.return_annotation is not call.empty:
+        result = f" -> {inspect.formatannotation(call.return_annotation)}"
+
+    line = f"{name}({', '.join(parts)}){result}"
+    if len(line) > MAX_LINE:
+        # One argument per line, as ruff would format it.
+        lines = "".join(f"    {part},\n" for part in parts)
+        line = f"{name}(\n{lines}){result}"
+    return f"\n```python\n{line}\n```\n"
+
+
+def docstring_of(item: Any) -> str:
+    """Return a docstring in Google style as Markdown."""
+    text = ""
+    doc = Docstring(inspect.getdoc(item) or "")
+    for section in doc.parse("google", warnings=False, returns_multiple_items=False):
+        if section.kind is DocstringSectionKind.text:
+            text += f"\n{section.value}\n"
+            continue
+        text += f"\n**{section.kind.value.capitalize()}**\n\n"
+        for entry in section.value:
+            name = getattr(entry, "name", "") or entry.annotation
+            label = f"`{name}`: " if name else ""
+            text += f"- {label}{' '.join(entry.description.split())}\n"
+    return text
+
+
 def api_page() -> str:
-    """Return the page of the Python objects, whose docstrings mkdocstrings inserts."""
+    """Return the page of the Python objects, with their signatures and docstrings."""
     text = "# Python API\n\nThe public classes and functions, with their docstrings.\n"
     for title, entries in API.items():
         text += f"\n## {title}\n"
@@ -451,6 +494,14 @@ def api_page() -> str:
             if name == "*" and title != "Training and prediction":
                 text += f"\n{inspect.getdoc(importlib.import_module(module_name))}\n"
         for name, item in public_objects(entries):
-            path = f"{item.__module__}.{item.__qualname__}"
-            text += f"\n::: {path}\n    options:\n      heading: {name}\n"
+            text += f"\n### `{name}`\n{signature_of(name.rpartition('.')[2], item)}"
+            text += docstring_of(item)
+            if not inspect.isclass(item):
+                continue
+            for method, function in vars(item).items():
+                function = getattr(function, "__func__", function)  # of a class or static method
+                is_method = inspect.isfunction(function) or isinstance(function, property)
+                if is_method and function.__doc__ and not method.startswith("_"):
+                    text += f"\n#### `{item.__name__}.{method}`\n{signature_of(method, function)}"
+                    text += docstring_of(function)
     return text

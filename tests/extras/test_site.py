@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import inspect
 import re
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ from mldec.__main__ import COMMANDS
 from mldec.config import signatures
 from mldec.config.compose import compose, options, to_dict
 from mldec.config.schema import PARTS
+from mldec.heads import MLDecoder
 
-pytest.importorskip("mkdocstrings")
+pytest.importorskip("griffe")
 markdown = pytest.importorskip("markdown")
 markdown_it = pytest.importorskip("markdown_it")
 
@@ -29,14 +31,19 @@ SECTIONS = ("train", "mix", "optim", "schedule", "log")
 
 
 @pytest.fixture(scope="module")
-def pages() -> dict[str, str]:
-    folder = str(TOP / "scripts" / "docs")
-    sys.path.insert(0, folder)
-    try:
-        reference = importlib.import_module("reference")
-    finally:
-        sys.path.remove(folder)
-    return reference.reference_pages()
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sources of the site."""
+    folder = tmp_path_factory.mktemp("site")
+    script = TOP / "scripts" / "docs" / "build.py"
+    subprocess.run([sys.executable, script, folder], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(sources: Path) -> dict[str, str]:
+    """The generated pages."""
+    reference = sources / "reference"
+    return {f"reference/{path.name}": path.read_text("utf-8") for path in reference.glob("*.md")}
 
 
 class Row(NamedTuple):
@@ -71,10 +78,11 @@ def names(page: str, section: str | None = None) -> set[str]:
 
 
 def test_no_description_is_empty(pages: dict[str, str]) -> None:
-    assert [row for page in pages.values() for row in rows(page) if not row.description] == []
     # A page about settings, commands or experiments has tables.
-    tables = {name for name, page in pages.items() if list(rows(page))}
-    assert set(pages) - tables == {"reference/api.md"}
+    for name in pages.keys() - {"reference/api.md"}:
+        table = list(rows(pages[name]))
+        assert table, name
+        assert [row for row in table if not row.description] == []
 
 
 def test_all_settings_are_listed(pages: dict[str, str]) -> None:
@@ -129,10 +137,41 @@ def test_all_options_are_listed(words: tuple[str, ...], pages: dict[str, str], c
 
 
 def test_public_objects_are_listed(pages: dict[str, str]) -> None:
-    headings = set(re.findall(r"heading: (\S+)", pages["reference/api.md"]))
+    headings = set(re.findall(r"^### `(\S+)`$", pages["reference/api.md"], re.MULTILINE))
     for module_name in ("mldec", "mldec.heads", "mldec.losses", "mldec.checkpoint"):
         module = importlib.import_module(module_name)
         assert {f"{module_name}.{name}" for name in module.__all__} <= headings
+
+
+def test_objects_have_signatures_and_arguments(pages: dict[str, str]) -> None:
+    page = pages["reference/api.md"]
+    head = page.partition("\n### `mldec.heads.MLDecoder`\n")[2].partition("\n### ")[0]
+    assert (
+        "MLDecoder(\n    in_features: int,\n    num_classes: int | None = None,\n    *,\n" in head
+    )
+    described = set(re.findall(r"^- `(\w+)`: \S", head, re.MULTILINE))
+    assert set(inspect.signature(MLDecoder).parameters) <= described
+    assert "\n#### `MLDecoder.forward`\n" in head
+
+
+def test_llms_txt_lists_all_pages(sources: Path) -> None:
+    title, _, summary, _, *lines = (sources / "llms.txt").read_text("utf-8").splitlines()
+    assert title == "# mldec"
+    assert re.fullmatch(r"> [A-Z].*\.", summary)
+
+    listed = set()
+    for line in lines:
+        if not line or line.startswith("## "):
+            continue
+        entry = re.fullmatch(r"- \[[^\]]+\]\(([^)]+)\): [A-Z].*[^ ]", line)
+        assert entry, line
+        listed.add(entry[1].removesuffix("/"))
+    expected = {"."}
+    for pattern in ("*.md", "docs/*.md", "reference/*.md", "benchmarks"):
+        for path in sources.glob(pattern):
+            if path.name not in ("README.md", "index.md"):
+                expected.add(path.relative_to(sources).with_suffix("").as_posix())
+    assert listed == expected
 
 
 TAGS = ("ul", "ol", "li", "table", "tr", "blockquote", "h2", "h3", "img")
