@@ -272,8 +272,8 @@ class Run:
 
     Methods accept the options of the command of the same name, print its output, and raise
     `UserError`. With `verbose=False` they print only warnings. `evaluate`, `calibrate` and `report`
-    also accept `data`, a data set in memory as for `fit`. If the run was trained on one, they need
-    it, and warn if its validation images differ from those that the run was validated on.
+    also accept `data`, a data set in memory as for `fit`, which is required if the run was trained
+    on one. They warn if its validation images differ from the validation images of the run.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -460,8 +460,9 @@ class Model:
             classes: Names of classes. None for the classes that `predict` returns.
 
         Returns:
-            By class name, float32 [H, W] in [0, 1] over the pixels of the upright photo. A map is
-            scaled to its own maximum. It is 0 without positive evidence, and outside the crop.
+            Maps by class name, float32 [H, W] in [0, 1], at the resolution of the upright photo.
+            A map is scaled to its own maximum. It is 0 outside the crop, and everywhere if there is
+            no positive evidence.
         """
         engine = self._checkpoint("heat_maps")
         if not is_photo(photo):

@@ -167,8 +167,8 @@ def convert(
 ) -> Checkpoint:
     """Convert the content of a file. The architecture is inferred from names and shapes.
 
-    The config has no loss. It has a data set if the class names are those of COCO. The tag names
-    and thresholds of RAM are read from the folder of `path`. `image_size` in pixels and `names`
+    The config has no loss, and it has a data set only if the classes are those of COCO. RAM's
+    tag names and thresholds are read from the folder of `path`. `image_size` in pixels and `names`
     override the table of known files and the names in the file. Raises DataError if the network or
     the image size is unknown, or a tensor is missing.
     """

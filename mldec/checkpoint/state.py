@@ -30,7 +30,7 @@ class Calibration:
     weights: str  # "ema" or "raw": the calibrated set of weights
     objective: str | None  # such as "f1"; None without thresholds or with thresholds from a file
     scope: str | None  # "class" or "global"; None without thresholds
-    # In [0, 1]: K in the order of the classes, one for all classes, or none for single-label data.
+    # Values in [0, 1]: K in the order of the classes, one for all classes, or none (single-label).
     thresholds: tuple[float, ...]
     slopes: tuple[float, ...]  # K, or one for all classes, such as 1 / temperature
     offsets: tuple[float, ...]  # K, or one for all classes

@@ -274,7 +274,7 @@ def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choi
             fitted.best_precision[index] = precision
 
     if is_shared.any():
-        # Use the images of all classes if those that share a threshold have too few positives.
+        # Use the images of all classes if the sharing classes have too few positives.
         too_few = positives[is_shared].sum() < choice.min_positives
         columns = []
         for index, column in fitted.columns(logits, labels, images):

@@ -88,7 +88,7 @@ def read_json(path: Path) -> Any:
 def read_yaml(path: Path, *, as_text: bool = False) -> Any:
     """Return the content of a YAML file. Keys must be unique.
 
-    With `as_text`, all scalars are text, also 1.10 and no.
+    With `as_text`, scalars such as 1.10 and no are not converted to numbers and booleans.
     """
     text = read_text(path)
     with naming_errors(path, DataError, remedy="correct it"):

@@ -230,7 +230,7 @@ def _insertion(content: bytes, parent: _Element, names: Sequence[str], text: byt
 
 
 def _description(lists: Mapping[Kind, Sequence[str]]) -> bytes:
-    # Exiv2 raises an error for two prefixes of a namespace: declare only those of the lists.
+    # Exiv2 raises an error if a namespace has two prefixes. Declare only the used namespaces.
     declared = {f'xmlns:rdf="{RDF}"': None}
     text = ""
     for (name, namespace, form), names in lists.items():

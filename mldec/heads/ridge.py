@@ -520,7 +520,7 @@ def calibrate(
     """
     every = np.ones(len(labels), bool)
     if exclusive:
-        # Without an optimum, the temperature is 1.
+        # The temperature is 1 if the search finds no optimum.
         slope = SHARPNESS / (temperature(SHARPNESS * left_out, labels, every) or 1.0)
         slopes = torch.full((labels.shape[1],), slope, dtype=torch.float64)
         return slopes, torch.zeros_like(slopes)

@@ -56,7 +56,7 @@ def git_commit() -> str | None:
 
     "+dirty" is appended if tracked files are modified.
     """
-    # Without locks, because a killed run would leave a lock that blocks later git commands.
+    # Git takes no locks, because a killed run would leave a lock that blocks later git commands.
     git = ["git", "--no-optional-locks", "-C", str(Path(mldec.__file__).parent)]
 
     def run(*words: str) -> str:

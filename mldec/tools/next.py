@@ -105,7 +105,7 @@ def choose(
     everything /= np.linalg.norm(everything, axis=1, keepdims=True) + 1e-6
     features, labeled = np.split(everything, [len(features)])
 
-    # Without labeled images, all distances are the largest one of unit vectors.
+    # The squared distance of unit vectors is at most 4, the value if no image is labeled.
     distance = np.full(len(features), 4.0, np.float32)
     for start in range(0, len(labeled), BLOCK):
         similarity = features @ labeled[start : start + BLOCK].T

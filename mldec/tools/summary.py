@@ -168,8 +168,8 @@ def paired_difference(values: Sequence[float], others: Sequence[float]) -> dict[
 def _option(part: str, settings: Mapping[str, Any]) -> str:
     """Return the option of a part, such as asl, or its class if no option has this class.
 
-    Several options may have the same class. Return the one with the fewest arguments that the run
-    changed, and of these the one with the most arguments.
+    If several options have the class, the one is returned of which the run changed the fewest
+    arguments, and among equal ones the one with the most arguments.
     """
     target = str(settings.get(f"{part}._target_"))
     class_name = target.rpartition(".")[2]

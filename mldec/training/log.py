@@ -156,8 +156,8 @@ class RunLog:
         for key, value in flat(to_dict(config)).items():
             is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
             settings[key] = value if is_plain else json.dumps(value)
-        # Without the first summary, which would list the settings of this run, TensorBoard lists
-        # the settings of all runs, and those that differ first.
+        # The first summary declares which settings exist. It is not written, so that TensorBoard
+        # collects the settings of all runs and lists the differing ones first.
         _, session, _ = hparams(settings, {})
         self._tensorboard.file_writer.add_summary(session)
 

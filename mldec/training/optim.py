@@ -194,8 +194,8 @@ def build_optimizer(
 
     "adam" is torch's Adam with L2 regularization instead of decoupled weight decay, as in the
     official code. "adam" and "adamw" are fused, and on CUDA also "sgd" and "momentum", unless
-    `options` select an implementation. `options` are further arguments of the optimizer,
-    `grouping` those of `parameter_groups`. The parameters of the loss, if any, are the last group.
+    `options` select an implementation. `options` are passed to the optimizer, `grouping` to
+    `parameter_groups`. The parameters of the loss, if any, are the last group.
 
     Raises:
         ConfigError: If the optimizer cannot be built.

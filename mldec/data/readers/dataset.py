@@ -53,8 +53,8 @@ def dataset(
         subset: Name of the configuration, if the data set has several.
         revision: Branch, tag or commit on the Hub.
         rules: Rules of `csv_table`. `path_column` is the column of images.
-        classes: Class names in order, or a text file with one name per line. None takes those of
-            `ClassLabel`, or the sorted labels.
+        classes: Class names in order, or a text file with one name per line. None for the names of
+            the feature `ClassLabel`, or the sorted labels if there is no such feature.
         exclusive: Each image has exactly one label. `mldec.fit` detects it in a data set in memory.
         in_memory: A `datasets.Dataset`, a torch `Dataset` of (image, target), or a mapping from the
             names of splits to these. A target is a class name, a list of these, or numbers.
@@ -262,7 +262,7 @@ def _class_names(feature: Any) -> tuple[str, ...] | None:
 
 
 def _label_column(data: Any, rules: Rules) -> str | None:
-    """Return the column with the name of labels, or the only one of type `ClassLabel`.
+    """Return the column that is named like labels, or the only one of type `ClassLabel`.
 
     Two names, such as no and yes, may also belong to a column of one class.
     """

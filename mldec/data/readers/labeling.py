@@ -261,8 +261,8 @@ def studio_address(prefix: str, path: str) -> str:
 def studio_tasks(rows: Iterable[Mapping[str, Any]], prefix: str) -> Iterator[dict[str, Any]]:
     """Yield Label Studio tasks with predictions, for images without an error.
 
-    The names are those of the template for image classification: choices called `choice` of an
-    image called `image`. The score of a prediction is the lowest score of its classes.
+    The tasks match Label Studio's template for image classification, where the image is `image` and
+    the choices are `choice`. The score of a prediction is the lowest score of its classes.
 
     Args:
         rows: Rows with `image`, and `error` or the lists `classes` and `scores`.
@@ -327,7 +327,7 @@ def studio_paths(address: str) -> list[str]:
 
 
 def _find(entry: Entry, finder: PhotoFinder, folders: tuple[str, ...]) -> str:
-    """Return the longest end of a path that is a photo in one of the folders, else the path."""
+    """Return the longest suffix of a path that is a photo in one of the folders, or the path."""
     for path in entry.paths:
         parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
         if ".." in parts or len(path) > 4096:

@@ -122,8 +122,8 @@ class Rule:
     """Selects the predicted classes of images by their scores.
 
     With thresholds, an image has exactly the classes whose scores reach them, possibly none.
-    Without thresholds no class is decided, and a single-label image has only one class. Both are
-    rankings, which list the `TOP` highest scores unless `top` is given.
+    Without thresholds, and for single-label models, the classes are only ranked. A ranking lists
+    the `TOP` highest scores unless `top` is given.
     """
 
     classes: Classes  # K classes

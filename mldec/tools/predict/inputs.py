@@ -26,7 +26,7 @@ ROWS = 256  # rows per chunk of a Parquet list, which may contain whole images
 
 
 class Inputs:
-    """The images of a command line, in order: files, folders and tar files, and those of a list.
+    """Input images in order: the given files, folders and tar files, then the rows of a list.
 
     Folders are sorted by path. A list is a text file or a table with one image per row, or "-" for
     standard input; `column` is None for the first of `COLUMNS`. `shard` (I, N) selects every N-th

@@ -41,7 +41,7 @@ class Comparison:
     broken: int  # number of decisions where only B is right
 
     def to_json(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the comparison for `report --json`; `names` are those of the K classes."""
+        """Return the comparison for `report --json`; `names` are the K class names."""
         metrics = {}
         for name, (own, other, gap) in self.metrics.items():
             values = {"value": own.value, "other": other.value, "difference": gap.value}
