@@ -558,7 +558,7 @@ def _find_separator(sheet: Sheet, texts: Sequence[str], given: frozenset[str]) -
     Raises:
         DataError: If several characters may be the separator, or one may be a part of the names.
     """
-    results = {sign: _separates(texts, sign, given) for sign in ";|\n\t, "}
+    results = {sign: _separates(texts, sign, given) for sign in ";|\n\t,/+& "}
     # Names with spaces are common. If another sign separates names, a space is a part of them.
     if any(result is not False for sign, result in results.items() if sign != " "):
         del results[" "]
@@ -597,7 +597,7 @@ def _separates(texts: Sequence[str], sign: str, given: frozenset[str]) -> bool |
     for parts in cells:
         names.update(set(parts))
     # Class names rarely contain a semicolon, a bar, a line break or a tab.
-    if sign not in ", " or given.issuperset(names) or all(name.isdecimal() for name in names):
+    if sign in ";|\n\t" or given.issuperset(names) or all(name.isdecimal() for name in names):
         return True
 
     # The names in a list also occur in other cells. Words of a name rarely do, except for nouns, as
@@ -612,6 +612,10 @@ def _separates(texts: Sequence[str], sign: str, given: frozenset[str]) -> bool |
     # the names of at least half of the lists also occur alone, or few names form lists of several
     # lengths.
     num_alone = sum(alone.issuperset(parts) for parts in several)
+    # Names such as "black & white" and "indoor/kitchen" are common, too, and lists with these signs
+    # are rare, so they are never read as lists without a setting.
+    if sign in "/+&":
+        return None if 2 * num_alone >= len(several) else False
     num_lengths = len(set(map(len, cells)))
     if 2 * num_alone >= len(several) or (2 * len(names) <= len(cells) and num_lengths > 2):
         return True

@@ -219,21 +219,28 @@ class PhotoFinder:
         """Return the only photo below the folder whose path ends with `path`, or None.
 
         The name may lack its suffix: `in/1` finds x/in/1.png. Tables often list only the names of
-        photos that are in inner folders. For `where` and the error see `find`.
+        photos that are in inner folders. A photo with the same case has precedence over others,
+        because Windows and macOS ignore it: IMG.JPG may be img.jpg. For `where` and the error see
+        `find`.
         """
         if self._below is None:
             self._below = defaultdict(list)
             for file in files_below(self._folder, SkippedFiles()):
                 photo = PurePath(file).relative_to(self._folder)
                 if photo.suffix.lower() in READ:
-                    self._below[photo.name].append(photo.as_posix())
-                    self._below[photo.stem].append(photo.as_posix())
+                    self._below[photo.name.lower()].append(photo.as_posix())
+                    self._below[photo.stem.lower()].append(photo.as_posix())
 
         found = []
-        for photo_path in self._below.get(path.rpartition("/")[2], []):
+        with_same_case = []
+        for photo_path in self._below.get(path.rpartition("/")[2].lower(), []):
             without_suffix = photo_path.removesuffix(PurePath(photo_path).suffix)
-            if f"/{photo_path}".endswith(f"/{path}") or f"/{without_suffix}".endswith(f"/{path}"):
+            ends = (f"/{photo_path}", f"/{without_suffix}")
+            if any(end.lower().endswith(f"/{path.lower()}") for end in ends):
                 found.append(photo_path)
+            if any(end.endswith(f"/{path}") for end in ends):
+                with_same_case.append(photo_path)
+        found = with_same_case or found
         if len(found) > 1:
             fault = f"{path!r} may be {found[0]} or {found[1]} in {self._folder}"
             raise DataError(f"{where}: {fault}; set data.images, or write the whole paths")

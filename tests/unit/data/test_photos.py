@@ -51,6 +51,18 @@ def test_photo_is_found_by_its_name_or_by_its_only_stem(tmp_path):
         finder.find("a/2", "data.csv, row 3")
 
 
+def test_photos_below_a_folder_are_found_ignoring_case(tmp_path):
+    for name in ("a/IMG_1.JPG", "b/x.png", "c/X.png"):
+        (tmp_path / name).parent.mkdir()
+        write_picture(tmp_path / name)
+    finder = PhotoFinder(tmp_path)
+    assert finder.find_below("img_1.jpg", "x") == "a/IMG_1.JPG"
+    assert finder.find_below("A/img_1", "x") == "a/IMG_1.JPG"
+    assert finder.find_below("x.png", "x") == "b/x.png"
+    with pytest.raises(DataError, match=r"'x\.PNG' may be "):
+        finder.find_below("x.PNG", "x")
+
+
 def test_rows_of_table_may_leave_out_the_suffix(tmp_path):
     build = tree("csv_table", tmp_path)
     table = build.root / "data.csv"

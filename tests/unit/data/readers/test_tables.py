@@ -85,6 +85,7 @@ def table(cells, header="path,labels"):
         (["cat\ndog", "bird"], 3),
         (["golden retriever", "german shepherd", "pug"], 3),
         (["hot dog", "pug"], 2),
+        (["indoor/kitchen", "black & white", "c++", "indoor"], 4),
         (["['cat', 'dog']", "['cat']", "[]"], 2),
         (["['cat' 'dog']", "['it\\'s']"], 3),
         (["('cat', 'dog')", "{'bird'}"], 3),
@@ -113,6 +114,8 @@ def test_separator_is_logged(read, caplog):
         (["cat,dog", "bird,fish"], "data.separator=','"),
         (["tench, Tinca tinca", "pug"], "data.separator=';'"),
         (["cat|dog", "bird;fish"], "'|'"),
+        (["cat/dog", "cat", "dog"], "data.separator='/'"),
+        (["cat & dog", "cat", "dog", "bird"], "data.separator='&'"),
     ],
 )
 def test_ambiguous_separator_is_a_setting(read, cells, setting):
