@@ -38,8 +38,9 @@ from torch import Tensor, nn
 
 from mldec import build
 from mldec.config.compose import compose
-from mldec.data.labels import Labels, from_dense, random_positives
+from mldec.data.labels import Labels, from_dense
 from mldec.data.loader import Batch, TrainBatches
+from mldec.data.observed import random_positives
 from mldec.data.splits import stratified
 from mldec.data.types import Split, StoredImages
 from mldec.evaluation.frozen_features import with_tokens

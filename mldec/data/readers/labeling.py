@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape, quoteattr
 import numpy as np
 
 from mldec.data.photos import PhotoFinder
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.splits import HoldOut, check_val, log_split
 from mldec.data.table import TableBuilder, path_inside
 from mldec.data.tasks import multi_label, partial_labels

@@ -18,10 +18,11 @@ import numpy as np
 from mldec.data.cache import cached_table
 from mldec.data.labels import from_dense
 from mldec.data.photos import SkippedFiles, files_below
-from mldec.data.settings import DEFAULT_VECTORS, Source, VectorSettings
+from mldec.data.source import Source
 from mldec.data.table import Table, TableBuilder, encode_paths, path_inside
 from mldec.data.tasks import Roles, ZeroShot, multi_label, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
+from mldec.data.word_vectors import DEFAULT_VECTORS, VectorSettings
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import csv_rows, member, read_bytes, read_json, read_lines
 from mldec.names import check_names, split_names

@@ -13,7 +13,7 @@ from support import in_processes
 
 from mldec.data.keywords import read_keywords
 from mldec.data.readers import keywords
-from mldec.data.readers.keywords import looks_like_person, similar_words
+from mldec.data.readers.photo_library import looks_like_person, similar_words
 from mldec.data.splits import HoldOut
 from mldec.errors import DataError, UserError
 
@@ -205,7 +205,7 @@ def _check_rank(rank, count, library, folder):
         read.append(path)
         return read_keywords(path)
 
-    sys.modules["mldec.data.readers.keywords"].read_keywords = read_and_count
+    sys.modules["mldec.data.readers.photo_library"].read_keywords = read_and_count
     names = split_names(library)
     (folder / str(rank)).write_text(repr((len(read), [sorted(part) for part in names])))
 
@@ -225,7 +225,7 @@ def test_cache_is_read_and_follows_changes(library, monkeypatch):
         read.append(path)
         return read_keywords(path)
 
-    module = sys.modules["mldec.data.readers.keywords"]
+    module = sys.modules["mldec.data.readers.photo_library"]
     monkeypatch.setattr(module, "read_keywords", read_and_count)
     assert library.labels() == before
     assert read == []

@@ -9,7 +9,7 @@ from support import made
 from trees import MIIL, OPENIMAGES, tree
 
 from mldec.data.readers import openimages_miil
-from mldec.data.readers.openimages import class_names
+from mldec.data.readers.open_images import class_names
 from mldec.data.types import fixed_sample
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.files import text as files

@@ -11,7 +11,7 @@ import pytest
 from mldec.build import resolve
 from mldec.data.columns import Rules
 from mldec.data.readers import csv_table
-from mldec.data.readers.csv_table import parse, to_csv
+from mldec.data.readers.tables import parse, to_csv
 from mldec.data.splits import HoldOut
 from mldec.errors import ConfigError, DataError, UserError
 

@@ -10,8 +10,8 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset
 
 from mldec.data.columns import LABELS, Rules
 from mldec.data.images import as_file
-from mldec.data.readers.csv_table import csv_table, find_name, parse
-from mldec.data.settings import Source
+from mldec.data.readers.tables import csv_table, find_name, parse
+from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, HoldOut, check_val
 from mldec.data.types import ImagesInMemory
 from mldec.errors import ConfigError, DataError, naming_errors

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mldec.data.cache import cached_table
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.splits import log_split
 from mldec.data.table import Table, TableBuilder
 from mldec.data.tasks import multi_label

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mldec.data.labels import Labels
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.tasks import multi_label, partial_labels, single_label
 from mldec.data.types import Storage, StoredImages, check_folder
 from mldec.errors import DataError, naming_errors

@@ -12,11 +12,12 @@ import numpy as np
 
 from mldec.data.cache import cached_table
 from mldec.data.labels import from_statements
-from mldec.data.settings import DEFAULT_VECTORS, NO_VECTORS, Source, VectorSettings
+from mldec.data.source import Source
 from mldec.data.splits import check_val, warn_empty_classes
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import ZeroShot, multi_label, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
+from mldec.data.word_vectors import DEFAULT_VECTORS, NO_VECTORS, VectorSettings
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import member, read_json, unique
 from mldec.names import COCO_NAMES, abbreviate, as_name, indices_of, names_fault

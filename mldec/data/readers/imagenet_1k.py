@@ -12,8 +12,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from mldec.data.cache import cached_table
-from mldec.data.readers.folders import list_class_folders, list_images, read_class_folders
-from mldec.data.settings import Source
+from mldec.data.readers.class_folders import list_class_folders, list_images, read_class_folders
+from mldec.data.source import Source
 from mldec.data.splits import log_split
 from mldec.data.table import Table, TableBuilder
 from mldec.data.tasks import single_label

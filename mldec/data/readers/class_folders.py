@@ -13,7 +13,7 @@ from mldec.data.cache import cached_table
 from mldec.data.images import READ
 from mldec.data.labels import from_single
 from mldec.data.photos import SkippedFiles, user_entries
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT_BY_HASH, HoldOut, check_val, log_split
 from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import single_label

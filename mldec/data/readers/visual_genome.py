@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mldec.data.cache import cached_table
 from mldec.data.photos import list_folder
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.splits import log_split
 from mldec.data.table import Table, TableBuilder, encode_paths
 from mldec.data.tasks import multi_label

@@ -18,8 +18,8 @@ from mldec.data.images import READ
 from mldec.data.keywords import ALBUMS, paths_of, read_keywords, sidecars
 from mldec.data.labels import from_entries
 from mldec.data.photos import SkippedFiles, files_below
-from mldec.data.settings import Source
 from mldec.data.similar import burst_pairs, perceptual_hashes, similar_groups
+from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, HoldOut, log_split
 from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import multi_label

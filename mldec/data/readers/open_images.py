@@ -13,7 +13,7 @@ import numpy as np
 
 from mldec.data.cache import cached_table
 from mldec.data.labels import Labels, from_statements
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.splits import log_split
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import partial_labels

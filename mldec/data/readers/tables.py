@@ -29,7 +29,7 @@ from mldec.data.columns import (
 from mldec.data.labels import Labels, from_statements
 from mldec.data.layouts import describe_layouts
 from mldec.data.photos import PhotoFinder, user_entries
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import multi_label, partial_labels, single_label

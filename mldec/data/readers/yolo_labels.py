@@ -13,7 +13,7 @@ from typing import Any
 
 from mldec.data.images import READ
 from mldec.data.photos import PhotoFinder, SkippedFiles, files_below
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
 from mldec.data.table import Table, TableBuilder, path_inside
 from mldec.data.tasks import multi_label

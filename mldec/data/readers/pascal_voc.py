@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from mldec.data.cache import cached_table
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.table import Table, TableBuilder, path_inside
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
