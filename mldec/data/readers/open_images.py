@@ -19,7 +19,8 @@ from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import partial_labels
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
-from mldec.files.text import csv_columns, read_lines
+from mldec.files.tables import csv_columns
+from mldec.files.text import read_lines
 from mldec.files.torch_files import read_torch
 from mldec.names import abbreviate, check_names, disambiguate, indices_of, without_quotes
 
