@@ -4,4 +4,4 @@ from mldec.data.observed import Observed as Observed
 from mldec.data.source import FileSettings as FileSettings
 from mldec.data.source import Source as Source
 from mldec.data.source import assemble as assemble
-from mldec.data.word_vectors import VectorSettings as VectorSettings
+from mldec.data.tasks import VectorSettings as VectorSettings

@@ -15,9 +15,15 @@ from mldec.data.labels import from_statements
 from mldec.data.source import Source
 from mldec.data.splits import check_val, warn_empty_classes
 from mldec.data.table import Table, encode_paths, path_inside
-from mldec.data.tasks import ZeroShot, multi_label, split_classes
+from mldec.data.tasks import (
+    DEFAULT_VECTORS,
+    NO_VECTORS,
+    VectorSettings,
+    ZeroShot,
+    multi_label,
+    split_classes,
+)
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.data.word_vectors import DEFAULT_VECTORS, NO_VECTORS, VectorSettings
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import member, read_json, unique
 from mldec.names import COCO_NAMES, abbreviate, as_name, indices_of, names_fault

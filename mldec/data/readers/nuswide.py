@@ -21,9 +21,15 @@ from mldec.data.labels import from_dense
 from mldec.data.photos import SkippedFiles, files_below
 from mldec.data.source import Source
 from mldec.data.table import Table, TableBuilder, encode_paths, path_inside
-from mldec.data.tasks import Roles, ZeroShot, multi_label, split_classes
+from mldec.data.tasks import (
+    DEFAULT_VECTORS,
+    Roles,
+    VectorSettings,
+    ZeroShot,
+    multi_label,
+    split_classes,
+)
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.data.word_vectors import DEFAULT_VECTORS, VectorSettings
 from mldec.errors import DataError, naming_errors
 from mldec.files.tables import read_table
 from mldec.files.text import member, read_bytes, read_json, read_lines

@@ -10,8 +10,8 @@ import pytest
 import torch
 from clip_models import clip_folder
 
+from mldec.data.tasks import VectorSettings
 from mldec.data.types import Classes
-from mldec.data.word_vectors import VectorSettings
 from mldec.errors import DataError
 from mldec.tools.check_data.examine import nearest_classes
 from mldec.words.encoder import open_encoder, read_templates
