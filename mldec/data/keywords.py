@@ -299,9 +299,15 @@ def _embedded_keywords(image: ImageFile) -> list[str]:
     with suppress(Exception):
         iptc = getiptcinfo(image) or {}
         values = iptc.get((2, 25))
+        is_utf8 = iptc.get((1, 90)) == _UTF8
         for value in values if isinstance(values, list) else [values]:
             # Pillow returns None for an empty record.
-            texts.append(_decode(value or b"", iptc.get((1, 90)) == _UTF8))
+            content = value or b""
+            # Without a declared encoding, a text is UTF-8 or Windows-1252.
+            try:
+                texts.append(content.decode("utf-8"))
+            except UnicodeDecodeError:
+                texts.append(content.decode("utf-8" if is_utf8 else "cp1252", "replace"))
     with suppress(Exception):
         value = bytes(image.getexif().get(Base.XPKeywords, b""))
         texts += value.decode("utf-16-le", "replace").partition("\0")[0].split(";")
@@ -334,14 +340,6 @@ def _names_of_regions(root: Element) -> Iterator[str]:
         person = field(element, _DISPLAY_NAME)
         if person:
             yield person
-
-
-def _decode(text: bytes, is_utf8: bool) -> str:
-    """Decode an IPTC text. Without a declared encoding it is UTF-8 or Windows-1252."""
-    try:
-        return text.decode("utf-8")
-    except UnicodeDecodeError:
-        return text.decode("utf-8" if is_utf8 else "cp1252", "replace")
 
 
 def _clean(text: str) -> str:

@@ -90,25 +90,22 @@ class SkippedFiles:
     def __str__(self) -> str:
         sentences = []
         if self.counts:
-            sentences.append(self._unsupported())
+            kinds = []
+            for suffix, count in self.counts.most_common():
+                kinds.append(f"{count:,} {suffix} (such as {visible(self.examples[suffix])})")
+            fix = "convert them to JPEG"
+            if not HEIF.isdisjoint(self.counts):
+                fix = f"run {INSTALL_HEIF} for HEIC files, and convert others to JPEG"
+            sentences.append(
+                f"{self.counts.total():,} image files of unsupported formats are left out: "
+                f"{', '.join(kinds)}; {fix}"
+            )
         if self.junk:
             sentences.append(
                 f"{self.junk:,} hidden files, folders of other programs, links to folders or "
                 f"broken links are left out (such as {visible(self.junk_example)})"
             )
         return "; ".join(sentences)
-
-    def _unsupported(self) -> str:
-        kinds = []
-        for suffix, count in self.counts.most_common():
-            kinds.append(f"{count:,} {suffix} (such as {visible(self.examples[suffix])})")
-        fix = "convert them to JPEG"
-        if not HEIF.isdisjoint(self.counts):
-            fix = f"run {INSTALL_HEIF} for HEIC files, and convert others to JPEG"
-        return (
-            f"{self.counts.total():,} image files of unsupported formats are left out: "
-            f"{', '.join(kinds)}; {fix}"
-        )
 
     def log(self, what: str) -> None:
         """Log the counts after the prefix `what`. Unsupported formats are a warning."""

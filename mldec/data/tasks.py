@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from mldec.data.types import Classes, StoredImages
 from mldec.errors import ConfigError, DataError, documented
@@ -33,21 +34,14 @@ def multi_label(
         top_k: See `MultiLabelEvaluator`.
         skip_empty: Use mAP_skip_empty, the mean over classes with positives, as the first metric.
     """
-    evaluator = partial(
-        MultiLabelEvaluator, threshold=threshold, top_k=top_k, skip_empty=skip_empty
-    )
-    # Validate the settings now, not after an epoch.
-    evaluator(top_k or 1)
-    return lambda classes: evaluator(len(classes))
+    return _maker(MultiLabelEvaluator, threshold=threshold, top_k=top_k, skip_empty=skip_empty)
 
 
 def partial_labels(threshold: float = 0.5, *, top_k: int | None = None) -> MakeEvaluator:
     """Return the function that creates evaluators of multi-label data with labels of -1."""
     from mldec.evaluators.partial import PartialLabelEvaluator
 
-    evaluator = partial(PartialLabelEvaluator, threshold=threshold, top_k=top_k)
-    evaluator(top_k or 1)
-    return lambda classes: evaluator(len(classes))
+    return _maker(PartialLabelEvaluator, threshold=threshold, top_k=top_k)
 
 
 def single_label(top_k: int | None = None, *, suffix: str = "") -> MakeEvaluator:
@@ -59,7 +53,13 @@ def single_label(top_k: int | None = None, *, suffix: str = "") -> MakeEvaluator
     """
     from mldec.evaluators.single_label import SingleLabelEvaluator
 
-    evaluator = partial(SingleLabelEvaluator, top_k=top_k, suffix=suffix)
+    return _maker(SingleLabelEvaluator, top_k=top_k, suffix=suffix)
+
+
+def _maker(kind: Callable[..., Evaluator], *, top_k: int | None, **settings: Any) -> MakeEvaluator:
+    evaluator = partial(kind, top_k=top_k, **settings)
+    # Validate the settings now. The number of classes is known only when the data is read, and an
+    # error after an epoch would waste it.
     evaluator(top_k or 1)
     return lambda classes: evaluator(len(classes))
 
