@@ -243,6 +243,7 @@ class _Lists:
             for name, keyword in listed.items():
                 paths.setdefault(name, keyword)
         own_paths = {name.replace("|", "/") for name in self.own}
+        # Flat lists have only the last part of a path.
         own_names = own_paths | {name.rpartition("/")[2] for name in own_paths}
         for name in own_paths & paths.keys():
             del paths[name]
@@ -259,6 +260,8 @@ class _Lists:
                 keywords.append((name,))
 
         people: list[Keyword] = [(name,) for name in self.persons]
+        # Programs write the names of faces to the lists of keywords, too, where nothing marks them
+        # as people.
         persons = {name.casefold() for name in self.persons}
         content = []
         internal = []

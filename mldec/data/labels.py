@@ -32,6 +32,7 @@ class Labels:
     def row(self, index: int) -> Tensor:
         """Return the target of one image, int8 [K], as a new tensor."""
         entries = slice(self.starts[index], self.starts[index + 1])
+        # A new array, so that a change of the target does not change the labels.
         target = np.full(self.num_classes, self.default, np.int8)
         target[self.classes[entries]] = self.values[entries]
         return torch.from_numpy(target)
@@ -80,6 +81,7 @@ class Labels:
         new_column[list(columns)] = np.arange(len(columns))
 
         classes = new_column[self.classes]
+        # Entries of the other classes have column -1 for a moment, and are then removed.
         renumbered = replace(self, classes=classes, num_classes=len(columns))
         return renumbered.select_entries(classes >= 0)
 

@@ -73,6 +73,7 @@ class Observed:
         if self.keep_per_class is not None or self.drop_labels:
             return replace(images, labels=self._partly_annotated(labels, split_name))
         if self.observed_list is not None:
+            # The list names files, so that it does not depend on the order of the images.
             files = [images.name(index) for index in range(len(images))]
             chosen = listed_positives(labels, files, Path(self.observed_list).expanduser())
         elif self.observed is not None:
@@ -86,6 +87,8 @@ class Observed:
         log.info(
             f"{split_name}: {counts} are observed, all other labels count as {self.unobserved}"
         )
+        # The unlisted entries get the value of unobserved labels, so that only the chosen ones are
+        # stored.
         default = 0 if self.unobserved == "negative" else -1
         return replace(images, labels=replace(labels.select_entries(chosen), default=default))
 
@@ -133,6 +136,7 @@ def fixed_per_class(labels: Labels, n: int, seed: int) -> Labels:
     kept = np.full_like(matrix, -1)
     rng = np.random.default_rng(seed)
 
+    # One generator draws for all classes in turn, so that the result depends on the seed only.
     for column in range(labels.num_classes):
         for value in (1, 0):
             images = np.flatnonzero(matrix[:, column] == value)
@@ -150,12 +154,14 @@ def random_positives(labels: Labels, seed: int, share: float | None = None) -> n
     random.
     """
     shuffled = np.random.default_rng(seed).permutation(np.flatnonzero(labels.values == 1))
+    # The first positive of each image in the random order is a uniform choice among its positives.
     _, first = np.unique(labels.images()[shuffled], return_index=True)
     chosen = np.zeros(len(labels.values), bool)
     chosen[shuffled[first]] = True
 
     if share is not None:
         others = np.delete(shuffled, first)
+        # Every image keeps a positive, so that the share may be exceeded if it is small.
         more = max(round(share * len(shuffled)) - len(first), 0)
         chosen[others[:more]] = True
     return chosen

@@ -54,6 +54,7 @@ def is_junk(path: str, parent: str = "") -> bool:
         is_preview = parent.lower().endswith(_LIBRARIES) and part.lower() not in _ORIGINALS
         if is_preview or _JUNK.fullmatch(part):
             return True
+        # The next part is judged as a member of this folder, which may be a photo library.
         parent = part
     return False
 
@@ -220,6 +221,7 @@ class PhotoFinder:
         """
         if self._below is None:
             self._below = defaultdict(list)
+            # The tree is listed only if some path is not found directly, because that takes long.
             for file in files_below(self._folder, SkippedFiles()):
                 photo = PurePath(file).relative_to(self._folder)
                 if photo.suffix.lower() in READ:

@@ -88,6 +88,8 @@ def assemble(
     # A fold is taken from the training images, with the label rules of validation.
     val = source.val if sampling.fold is None else source.train
 
+    # Every split needs its groups: a fold must not divide them, and heads in closed form leave them
+    # out as a whole.
     def with_groups(images: StoredImages) -> StoredImages:
         return replace(images, groups=files.find_groups(images.storage.keys, images.groups))
 
@@ -149,6 +151,7 @@ def _select_listed(images: StoredImages, train_list: str | None) -> StoredImages
         return images
 
     path = Path(train_list).expanduser()
+    # Lists of COCO-MLT have numbers without the leading zeros of the file names.
     ids = [Path(images.name(index)).stem.lstrip("0") for index in range(len(images))]
     listed = {Path(line).stem.lstrip("0") for line in read_lines(path)}
     unknown = listed.difference(ids)
@@ -164,6 +167,7 @@ def _select_fold(
     source: Source, images: StoredImages, fold: str, *, held_out: bool
 ) -> StoredImages:
     number, count = parse_fold(fold)
+    # A group has one key, so that it is in one fold as a whole.
     keys = images.storage.keys if images.groups is None else images.groups
     is_held_out = fold_numbers(keys, count) == number
     part = images.select(is_held_out == held_out)

@@ -104,6 +104,7 @@ def read_table(path: Path, known: Collection[str], encoding: str = "utf-8") -> "
 
     with reading(path), open_binary(path) as file:
         if suffix not in TYPED:
+            # The chunks are joined, because the meaning of a column depends on all of its cells.
             frame = pandas.concat(text_chunks(str(path), file, known, encoding))
             # A row with too few fields has an empty last cell. Most tables need no second pass.
             if (frame.iloc[:, -1] == "").any():

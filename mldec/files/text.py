@@ -104,6 +104,7 @@ class _UniqueKeys(yaml.constructor.BaseConstructor):
     """Constructor that rejects repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        # PyYAML would keep the last value of a repeated key without a word.
         pairs = []
         for key, value in node.value:
             # A merged mapping (<<) may be overridden.

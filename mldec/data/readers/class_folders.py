@@ -55,6 +55,7 @@ def read_class_folders(
         columns = indices_of(class_names)
         files: list[str] = []
         classes: list[int] = []
+        # The order of the given classes, so that the images are sorted by class index.
         for name in sorted(present, key=columns.__getitem__):
             images = list_images(folder / name)
             files += [f"{name}/{image}" for image in images]
@@ -220,6 +221,7 @@ def _wnids(class_map: str, train: Path) -> list[str]:
         return list_class_folders(train)
 
     file = Path(class_map).expanduser()
+    # Such lists often have the name of the class after the id.
     wnids = [line.split()[0] for line in read_lines(file)]
     return sorted(check_names(wnids, file))
 

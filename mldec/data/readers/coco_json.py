@@ -58,6 +58,8 @@ def coco(
 
     def load(split: str, cache_dir: str | None) -> StoredImages:
         if split == val:
+            # Before the file is opened, because a hint to the existing splits helps more than a
+            # missing file.
             present = [path.parent.name for path in folder.glob(f"*/{_ROBOFLOW}")]
             for path in folder.glob("annotations/instances_*.json"):
                 present.append(path.stem.removeprefix("instances_"))
@@ -148,6 +150,7 @@ def _by_id(content: Any, key: str, text: str, annotations: Path) -> dict[int | s
         with naming_errors(f"{annotations}, {key}, entry {number}", DataError, remedy=_REMEDY):
             pairs.append((_id(entry, "id"), member(entry, text, kind)))
     by_id = unique(pairs, f"{key}: the id")
+    # Numbers before text, which cannot be compared with each other.
     return dict(sorted(by_id.items(), key=lambda item: (isinstance(item[0], str), item[0])))
 
 

@@ -147,6 +147,7 @@ def vg500(
 
 def _parse_vg500(image_list: Path, label_file: Path, num_classes: int) -> Table:
     labels = read_json(label_file)
+    # The file has indices, and the names are set after the cache.
     builder = TableBuilder(list(map(str, range(num_classes))))
     with naming_errors(label_file, DataError, remedy="use the map of images to classes"):
         for number, name in enumerate(read_lines(image_list), 1):

@@ -95,6 +95,8 @@ def dataset(
         label_columns=(*LABELS, simple_name(first.label_column or LABELS[0])),
     )
     files = annotations.table.files
+    # The images have no paths, so their hashes are their keys. They are computed when a key is
+    # needed.
     digests = np.zeros((len(files), 32), np.uint8)
     images: ConcatDataset[bytes] = ConcatDataset(part.images for part in parts)
     storage = ImagesInMemory(images, files, digests, np.arange(len(files)))

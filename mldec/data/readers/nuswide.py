@@ -299,6 +299,7 @@ def _find_images(folder: Path, listed: np.ndarray) -> np.ndarray:
     skipped.log("nuswide")
 
     # Files without a Flickr number have the number "", which must not match.
+    # Copies of the data set have other names with the same Flickr number.
     by_number = {_flickr_number(path): path for path in sorted(present)}
     by_number[""] = ""
     paths = []

@@ -126,6 +126,7 @@ def _read_statements(
             raise DataError(f"{path}: {fault}; use the human-verified labels, which are 1 or 0")
 
         encoded = np.array([image_id.encode() for image_id in image_ids], np.bytes_)
+        # Each id is stored once per chunk. The ids of all rows would take a gigabyte.
         ids, id_of_row = np.unique(encoded, return_inverse=True)
         classes = _look_up(columns, label_names, np.int32)
         pieces.append((ids, (id_of_row + num_ids).astype(np.int32), classes, values))

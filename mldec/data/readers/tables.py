@@ -125,7 +125,7 @@ def csv_table(
     elif annotations.table.labels.default == -1:
         evaluator = partial_labels(threshold, top_k=top_k)
 
-    splits = _Splits(annotations, train, val, by_number=rules.split_column is not None)
+    splits = _Splits(annotations, train, val, by_number=bool(rules.split_column))
     for name, value in (("train", train), ("val", val)):
         # A split that the user has named must exist, so that no images are held out by mistake.
         if splits.holds_out and value not in (name, *splits.counts):
@@ -390,12 +390,7 @@ def parse(
 def _image_paths(
     sheet: Sheet, column: Column, folder: Path | None, *, beside_tables: bool
 ) -> tuple[list[str], np.ndarray, Path]:
-    """Find the image files of a table.
-
-    Returns:
-        The paths of M images relative to a folder, the index of the image of each row, int [N], and
-        the folder.
-    """
+    """Return the paths of M images in a folder, the image of each row, int [N], and the folder."""
     # Cells of other types, such as numbers and lists, are not paths.
     codes = column.codes
     cells = [cell if isinstance(cell, str) else "" for cell in column.cells]
@@ -471,21 +466,10 @@ def _merged(
     *,
     by_label: bool,
 ) -> Labels:
-    """Join the rows of each image, which are equal, or have one label each.
+    """Join the rows of each image, which are equal, or have one label each (`by_label`).
 
-    Args:
-        sheet: The table, for messages.
-        labels: Labels of the N rows.
-        splits: Split of each row, text [N].
-        images: Index of the image of each row, int [N].
-        first: First row of each image, int [M].
-        by_label: Whether rows may have different labels of their image.
-
-    Returns:
-        The labels of the M images.
-
-    Raises:
-        DataError: If the rows of an image have contradictory labels or splits.
+    `images` has the index of the image of each of the N rows, and `first` the first row of each
+    image. Raises DataError if the rows of an image have contradictory labels or splits.
     """
     # Rows with several names have all labels of an image, so different rows are contradictory.
     by_label = by_label and labels.counts_per_image().max(initial=0) <= 1

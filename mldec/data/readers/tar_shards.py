@@ -39,6 +39,7 @@ def shards(
     """
     evaluator = multi_label(threshold, top_k=top_k, skip_empty=skip_empty)
     folder = check_folder(root, "packed shards")
+    # The metric depends on the labels, so the index of the validation split is read at once.
     index = read_index(folder / val / "index.npz")
     word_vectors = torch.from_numpy(index.queries).float()
     vectors = (lambda names: (word_vectors, None)) if index.queries.size else None

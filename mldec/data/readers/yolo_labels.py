@@ -101,6 +101,7 @@ def _load_split(
     if skipped and not images:
         raise DataError(f"{source}, {split}: no supported image; {skipped}")
 
+    # Two images may differ in their suffix only, and would share their labels without a word.
     label_files: dict[Path, Path] = {}  # maps a label file to its image
     for image in images:
         file = _label_file(image)
