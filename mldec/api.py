@@ -19,10 +19,9 @@ from mldec import build, cli
 from mldec.config.compose import compose, flat, override
 from mldec.config.schema import Config
 from mldec.data.columns import Rules
-from mldec.data.layouts import find_layouts
-from mldec.data.readers.csv_table import find_tables, parse, to_csv
-from mldec.data.readers.dataset import READER as DATASET_READER
-from mldec.data.readers.dataset import is_dataset, is_single_label
+from mldec.data.readers.hugging_face import READER as DATASET_READER
+from mldec.data.readers.hugging_face import is_dataset, is_single_label
+from mldec.data.readers.tables import find_layouts, find_tables, parse, to_csv
 from mldec.data.types import Annotations
 from mldec.errors import ConfigError, DataError, Stopped, suggest
 from mldec.evaluate import evaluate

@@ -14,9 +14,10 @@ from mldec.config.schema import PARTS, Config, Mix, describe, matches
 from mldec.config.signatures import REQUIRED, arguments_of, is_reader, locate, signature
 from mldec.data.labels import Labels
 from mldec.data.mixing import Mixing
+from mldec.data.observed import Observed
 from mldec.data.readers import docs_of
 from mldec.data.sampling import Sampling
-from mldec.data.settings import FileSettings, Observed, assemble
+from mldec.data.source import FileSettings, assemble
 from mldec.data.splits import HELD_OUT_FRACTION
 from mldec.data.transforms import View
 from mldec.data.types import Classes, DataModule, Split, StoredImages

@@ -32,7 +32,7 @@ from mldec.cli import positive
 from mldec.data.images import read_image
 from mldec.data.labels import Labels
 from mldec.data.loader import Loader
-from mldec.data.readers.shards import FORMAT
+from mldec.data.readers.tar_shards import FORMAT
 from mldec.data.types import Classes, StoredImages
 from mldec.errors import ConfigError, DataError, one_line, writing
 from mldec.files.atomic import replacing
@@ -243,7 +243,7 @@ def label_names(labels: Labels, names: Sequence[str], index: int) -> dict[str, l
 def write_index(
     path: Path, labels: Labels, classes: Classes, records: list[dict[str, Any]]
 ) -> None:
-    """Write the index. `mldec.data.readers.shards.Index` documents its arrays."""
+    """Write the index. `mldec.data.readers.tar_shards.Index` documents its arrays."""
     queries = np.zeros((0, 0), np.float32)
     if classes.word_vectors is not None:
         queries = classes.word_vectors.float().numpy()

@@ -127,7 +127,7 @@ def test_packages_import_parts_lazily() -> None:
         "mldec.checkpoint.released",
         "mldec.checkpoint.sources",
         "mldec.data.digits",
-        "mldec.data.readers.coco",
+        "mldec.data.readers.coco_json",
         "mldec.evaluation.class_list",
         "mldec.evaluators.zero_shot",
         "mldec.heads.query2label",

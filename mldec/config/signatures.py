@@ -13,8 +13,9 @@ from typing import Any, Literal, get_type_hints
 from torch import nn
 
 from mldec.config.schema import check_retired
+from mldec.data.observed import Observed
 from mldec.data.sampling import Sampling
-from mldec.data.settings import FileSettings, Observed, Source
+from mldec.data.source import FileSettings, Source
 from mldec.data.transforms import View
 from mldec.data.types import DataModule
 from mldec.errors import ConfigError, naming_errors, raised
@@ -70,6 +71,10 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
     # Check the name first, because the import executes the module.
     homes = HOMES[kind] + tuple(plugins)
     module_name, _, name = target.rpartition(".")
+    # Checkpoints of earlier versions may have the name of a reader with its module, which has
+    # another name today: mldec.data.readers.coco.coco. The package has all readers.
+    if module_name.startswith("mldec.data.readers."):
+        module_name = "mldec.data.readers"
     is_public = not any(word.startswith("_") for word in target.split("."))
     if not is_public or not any(_inside(module_name, home) for home in homes):
         raise ConfigError(

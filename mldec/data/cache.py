@@ -35,6 +35,7 @@ def cached_table(
     for source in sources:
         with reading(source):
             stat = source.stat()
+        # A hash of the content would read gigabytes at every start.
         key += f" {stat.st_size} {stat.st_mtime_ns} {source}"
 
     # Use one file per set of sources, so that a newer table replaces the old one.
@@ -64,6 +65,7 @@ def _read_or_parse(path: Path, key: str, parse: Callable[[], Table]) -> Table:
         "label_classes": table.labels.classes,
         "values": table.labels.values,
         "default": table.labels.default,
+        # As bytes, because NumPy pads texts to the length of the longest name.
         "classes": np.frombuffer(json.dumps(table.classes).encode(), np.uint8),
     }
     write_cached(path, key, arrays)
@@ -113,6 +115,7 @@ def cached_per_file(
     if stored := read_cached(path, key):
         entries = json.loads(stored["entries"].tobytes())
 
+    # The values of other files stay in the cache: a second run may read another part of the folder.
     changed = [file for file in stamps if entries.get(file, [None])[0] != stamps[file]]
     try:
         for file, value in compute_in_threads(changed, compute, f"read {name.split()[0]}"):

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
@@ -195,23 +196,7 @@ def recognize(
         ValueError: If a setting names a column that does not exist.
     """
     left = list(sheet.columns)
-
-    def take(wanted: Sequence[str], setting: str | None = None) -> Column | None:
-        """Return the column of a role, and remove it from `left`."""
-        chosen = getattr(rules, setting) if setting else None
-        if chosen is not None:
-            wanted = [simple_name(chosen)]
-        for name in wanted:
-            found = [column for column in left if simple_name(column.name) == name]
-            if len(found) > 1:
-                raise DataError(f"{sheet.source}: the column {name!r} is listed twice; rename one")
-            if found:
-                left.remove(found[0])
-                return found[0]
-        if chosen is not None:
-            names = format_list(names_of(sheet.columns))
-            raise ValueError(f"{setting} is {chosen!r}; {sheet.source} has the columns {names}")
-        return None
+    take = partial(_take, sheet, rules, left)
 
     # A column of numbers may be called id, so it has the paths only if no other column has file
     # names of images.
@@ -219,14 +204,14 @@ def recognize(
     if path is None:
         with_images = [column for column in left if _has_image_names(column)]
         path = with_images[0] if len(with_images) == 1 else take(["id"])
-        left = [column for column in left if column is not path]
+        left[:] = [column for column in left if column is not path]
 
     # The order matters: a column that one role takes is not a candidate for the next role.
     labels = take(label_columns, "labels_column")
     negatives = take(["negatives"])
     split = take(["split"], "split_column") or _find_split(left)
     group = take(["group"], "group_column")
-    left = [column for column in left if column is not split]
+    left[:] = [column for column in left if column is not split]
 
     # A column named fold or set has other values than names of splits. Ignoring it would train on
     # test images.
@@ -242,28 +227,63 @@ def recognize(
     named = [column for column in named if not _is_class(column, classes, all_marks=True)]
     if labels is None and len(named) == 1:
         labels = named[0]
-
-    # A table may have both a labels column and class columns. Given classes select the columns with
-    # their names. Otherwise the user must choose, because both forms may differ.
-    class_columns = [column for column in left if _is_class(column, classes, all_marks=labels)]
-    chosen = [column for column in class_columns if column.name in (classes or ())]
-    if classes and len(chosen) == len(classes) and rules.labels_column is None:
-        labels = None
-        class_columns = chosen
-    class_names = format_list(names_of(class_columns))
-    if labels is not None and class_columns and rules.labels_column is None:
-        raise DataError(
-            f"{sheet.source}: the column {labels.name} has labels, but {class_names} look "
-            f"like classes; add data.labels_column={labels.name}, or data.classes=[NAMES] for them"
-        )
+    labels, class_columns = _choose_form(sheet, rules, classes, labels, left)
     if path is None or (labels is None and (not class_columns or negatives is not None)):
         raise _unknown_columns(sheet, path, labels, left)
 
-    if labels is not None:
-        class_columns = []
-    _log_roles(sheet, Roles(path, split, group, labels, negatives, class_columns), left)
+    roles = Roles(path, split, group, labels, negatives, class_columns)
+    _log_roles(sheet, roles, left)
     check_names(names_of(class_columns), sheet.source)
-    return Roles(path, split, group, labels, negatives, class_columns)
+    return roles
+
+
+def _take(
+    sheet: Sheet,
+    rules: Rules,
+    left: list[Column],
+    wanted: Sequence[str],
+    setting: str | None = None,
+) -> Column | None:
+    """Return the column of a role by its names or its setting, and remove it from `left`."""
+    chosen = getattr(rules, setting) if setting else None
+    if chosen is not None:
+        wanted = [simple_name(chosen)]
+    for name in wanted:
+        found = [column for column in left if simple_name(column.name) == name]
+        if len(found) > 1:
+            raise DataError(f"{sheet.source}: the column {name!r} is listed twice; rename one")
+        if found:
+            left.remove(found[0])
+            return found[0]
+    if chosen is not None:
+        names = format_list(names_of(sheet.columns))
+        raise ValueError(f"{setting} is {chosen!r}; {sheet.source} has the columns {names}")
+    return None
+
+
+def _choose_form(
+    sheet: Sheet,
+    rules: Rules,
+    classes: Collection[str] | None,
+    labels: Column | None,
+    left: Sequence[Column],
+) -> tuple[Column | None, list[Column]]:
+    """Return the column of labels, or the class columns. The other one is None or empty."""
+    # A table may have both forms. Given classes select the columns with their names. Otherwise the
+    # user must choose, because both forms may differ.
+    class_columns = [column for column in left if _is_class(column, classes, all_marks=labels)]
+    chosen = [column for column in class_columns if column.name in (classes or ())]
+    if classes and len(chosen) == len(classes) and rules.labels_column is None:
+        return None, chosen
+    if labels is None:
+        return None, class_columns
+    if class_columns and rules.labels_column is None:
+        names = format_list(names_of(class_columns))
+        raise DataError(
+            f"{sheet.source}: the column {labels.name} has labels, but {names} look like classes; "
+            f"add data.labels_column={labels.name}, or data.classes=[NAMES] for them"
+        )
+    return labels, []
 
 
 def _log_roles(sheet: Sheet, roles: Roles, left: Sequence[Column]) -> None:

@@ -78,6 +78,7 @@ def split_writings(seed: int) -> tuple[Writings, Writings]:
     masks = np.round(ink * (255 / 16)).astype(np.uint8)
     masks = np.pad(masks, ((0, 0), (1, 1), (1, 1)))
 
+    # Writings are divided, not scenes, so that no writing is in both splits.
     shuffled = np.random.default_rng(seed).permutation(len(masks))
     train: list[int] = []
     val: list[int] = []
@@ -288,6 +289,7 @@ def compose(
 def _background(rng: np.random.Generator, size: int, mean: float) -> Image.Image:
     """Return a color gradient with blobs and strokes, within CLUTTER of the mean gray."""
     corners = [_clutter(rng, mean) for _ in range(4)]
+    # Resizing 2 x 2 pixels interpolates between the colors of the corners.
     gradient = Image.fromarray(np.array(corners, np.uint8).reshape(2, 2, 3))
     scene = gradient.resize((size, size), Image.Resampling.BILINEAR)
 

@@ -32,6 +32,7 @@ def fingerprint(split: Split) -> Fingerprint:
     files = ""
     labels = ""
     if isinstance(dataset, StoredImages):
+        # Keys do not contain the folder, so that a data set may be moved.
         files = _digest(_key_bytes(dataset.storage.keys))
         labels = _digest(_label_bytes(dataset.labels))
 

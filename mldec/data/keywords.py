@@ -243,6 +243,7 @@ class _Lists:
             for name, keyword in listed.items():
                 paths.setdefault(name, keyword)
         own_paths = {name.replace("|", "/") for name in self.own}
+        # Flat lists have only the last part of a path.
         own_names = own_paths | {name.rpartition("/")[2] for name in own_paths}
         for name in own_paths & paths.keys():
             del paths[name]
@@ -259,6 +260,8 @@ class _Lists:
                 keywords.append((name,))
 
         people: list[Keyword] = [(name,) for name in self.persons]
+        # Programs write the names of faces to the lists of keywords, too, where nothing marks them
+        # as people.
         persons = {name.casefold() for name in self.persons}
         content = []
         internal = []
@@ -299,9 +302,15 @@ def _embedded_keywords(image: ImageFile) -> list[str]:
     with suppress(Exception):
         iptc = getiptcinfo(image) or {}
         values = iptc.get((2, 25))
+        is_utf8 = iptc.get((1, 90)) == _UTF8
         for value in values if isinstance(values, list) else [values]:
             # Pillow returns None for an empty record.
-            texts.append(_decode(value or b"", iptc.get((1, 90)) == _UTF8))
+            content = value or b""
+            # Without a declared encoding, a text is UTF-8 or Windows-1252.
+            try:
+                texts.append(content.decode("utf-8"))
+            except UnicodeDecodeError:
+                texts.append(content.decode("utf-8" if is_utf8 else "cp1252", "replace"))
     with suppress(Exception):
         value = bytes(image.getexif().get(Base.XPKeywords, b""))
         texts += value.decode("utf-16-le", "replace").partition("\0")[0].split(";")
@@ -334,14 +343,6 @@ def _names_of_regions(root: Element) -> Iterator[str]:
         person = field(element, _DISPLAY_NAME)
         if person:
             yield person
-
-
-def _decode(text: bytes, is_utf8: bool) -> str:
-    """Decode an IPTC text. Without a declared encoding it is UTF-8 or Windows-1252."""
-    try:
-        return text.decode("utf-8")
-    except UnicodeDecodeError:
-        return text.decode("utf-8" if is_utf8 else "cp1252", "replace")
 
 
 def _clean(text: str) -> str:

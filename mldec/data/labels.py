@@ -1,17 +1,12 @@
-"""Sparse labels, and simulations of missing labels."""
+"""Sparse labels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from mldec.errors import DataError, naming_errors
-from mldec.files.text import read_lines
-from mldec.names import abbreviate
 
 
 @dataclass(frozen=True)
@@ -37,6 +32,7 @@ class Labels:
     def row(self, index: int) -> Tensor:
         """Return the target of one image, int8 [K], as a new tensor."""
         entries = slice(self.starts[index], self.starts[index + 1])
+        # A new array, so that a change of the target does not change the labels.
         target = np.full(self.num_classes, self.default, np.int8)
         target[self.classes[entries]] = self.values[entries]
         return torch.from_numpy(target)
@@ -85,6 +81,7 @@ class Labels:
         new_column[list(columns)] = np.arange(len(columns))
 
         classes = new_column[self.classes]
+        # Entries of the other classes have column -1 for a moment, and are then removed.
         renumbered = replace(self, classes=classes, num_classes=len(columns))
         return renumbered.select_entries(classes >= 0)
 
@@ -172,91 +169,3 @@ def from_statements(
 def _starts(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return the start of the entries of each image and the total, int64 [N + 1]."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-
-
-def random_drop(labels: Labels, p: float, seed: int) -> Labels:
-    """Set each entry to -1 (not annotated) with probability p, independently.
-
-    Source: Alibaba-MIIL/PartialLabelingCSL, coco_simulation.py ("rps"), arXiv 2110.10955.
-    """
-    matrix = labels.dense()
-    rng = np.random.default_rng(seed)
-    matrix[rng.random(matrix.shape, np.float32) < p] = -1
-    return from_dense(matrix, default=labels.default)
-
-
-def fixed_per_class(labels: Labels, n: int, seed: int) -> Labels:
-    """Keep n random positives and n random negatives per class, or all if there are fewer.
-
-    All other entries become -1 (not annotated).
-
-    Source: Alibaba-MIIL/PartialLabelingCSL, coco_simulation.py ("fpc"), arXiv 2110.10955.
-    """
-    matrix = labels.dense()
-    kept = np.full_like(matrix, -1)
-    rng = np.random.default_rng(seed)
-
-    for column in range(labels.num_classes):
-        for value in (1, 0):
-            images = np.flatnonzero(matrix[:, column] == value)
-            chosen = rng.choice(images, min(n, len(images)), replace=False)
-            kept[chosen, column] = value
-
-    return from_dense(kept, default=-1)
-
-
-def random_positives(labels: Labels, seed: int, share: float | None = None) -> np.ndarray:
-    """Return a mask of random positives, bool [M], at least one per image.
-
-    Source: Cole et al. (CVPR 2021, arXiv 2106.09708) for one positive per image. A share of all
-    positives, in (0, 1], follows the lists of Zhang et al. (arXiv 2112.07368), which are not purely
-    random.
-    """
-    shuffled = np.random.default_rng(seed).permutation(np.flatnonzero(labels.values == 1))
-    _, first = np.unique(labels.images()[shuffled], return_index=True)
-    chosen = np.zeros(len(labels.values), bool)
-    chosen[shuffled[first]] = True
-
-    if share is not None:
-        others = np.delete(shuffled, first)
-        more = max(round(share * len(shuffled)) - len(first), 0)
-        chosen[others[:more]] = True
-    return chosen
-
-
-def listed_positives(labels: Labels, files: Sequence[str], path: Path) -> np.ndarray:
-    """Return a mask of the positives, bool [M], in a file of the format of robust-loss-mlml.
-
-    Source: xinyu1205/robust-loss-mlml. Lines such as `name.jpg,3 41` have the name of an image
-    file, without its folder, and class indices. All images in `files` must be listed. Other images
-    are ignored. Raises DataError if the file does not match the images or their positives.
-    """
-    # Maps a file name to the row of its image.
-    rows: dict[str, int] = {}
-    for row, file in enumerate(files):
-        name = Path(file).name
-        if name in rows:
-            raise DataError(f"{path}: {files[rows[name]]} and {file} share a name; rename one")
-        rows[name] = row
-
-    # Maps image and class of a positive to the index of its entry.
-    positions: dict[tuple[int, int], int] = {}
-    entries = zip(labels.images(), labels.classes, labels.values, strict=True)
-    for entry, (row, column, value) in enumerate(entries):
-        if value == 1:
-            positions[row, column] = entry
-    chosen = np.zeros(len(labels.values), bool)
-
-    with naming_errors(path, DataError, remedy="write lines such as a.jpg,3 41"):
-        for line in read_lines(path):
-            name, _, columns = line.partition(",")
-            if name not in rows:
-                continue
-            row = rows.pop(name)
-            for column in columns.split():
-                if (row, int(column)) not in positions:
-                    raise ValueError(f"{abbreviate(name)} has no positive label of class {column}")
-                chosen[positions[row, int(column)]] = True
-        if rows:
-            raise ValueError(f"{len(rows):,} images are missing, such as {next(iter(rows))}")
-    return chosen

@@ -341,6 +341,7 @@ def _loader(
     seed: int = 0,
     mixing: Mixer | None = None,
 ) -> Loader[Batch]:
+    # The transfer from a worker takes longer than making a generated image.
     workers = workers if data.loads_slowly else 0
     skip = data.bad_images == "skip"
     return Loader(

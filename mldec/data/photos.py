@@ -54,6 +54,7 @@ def is_junk(path: str, parent: str = "") -> bool:
         is_preview = parent.lower().endswith(_LIBRARIES) and part.lower() not in _ORIGINALS
         if is_preview or _JUNK.fullmatch(part):
             return True
+        # The next part is judged as a member of this folder, which may be a photo library.
         parent = part
     return False
 
@@ -90,25 +91,22 @@ class SkippedFiles:
     def __str__(self) -> str:
         sentences = []
         if self.counts:
-            sentences.append(self._unsupported())
+            kinds = []
+            for suffix, count in self.counts.most_common():
+                kinds.append(f"{count:,} {suffix} (such as {visible(self.examples[suffix])})")
+            fix = "convert them to JPEG"
+            if not HEIF.isdisjoint(self.counts):
+                fix = f"run {INSTALL_HEIF} for HEIC files, and convert others to JPEG"
+            sentences.append(
+                f"{self.counts.total():,} image files of unsupported formats are left out: "
+                f"{', '.join(kinds)}; {fix}"
+            )
         if self.junk:
             sentences.append(
                 f"{self.junk:,} hidden files, folders of other programs, links to folders or "
                 f"broken links are left out (such as {visible(self.junk_example)})"
             )
         return "; ".join(sentences)
-
-    def _unsupported(self) -> str:
-        kinds = []
-        for suffix, count in self.counts.most_common():
-            kinds.append(f"{count:,} {suffix} (such as {visible(self.examples[suffix])})")
-        fix = "convert them to JPEG"
-        if not HEIF.isdisjoint(self.counts):
-            fix = f"run {INSTALL_HEIF} for HEIC files, and convert others to JPEG"
-        return (
-            f"{self.counts.total():,} image files of unsupported formats are left out: "
-            f"{', '.join(kinds)}; {fix}"
-        )
 
     def log(self, what: str) -> None:
         """Log the counts after the prefix `what`. Unsupported formats are a warning."""
@@ -225,6 +223,7 @@ class PhotoFinder:
         """
         if self._below is None:
             self._below = defaultdict(list)
+            # The tree is listed only if some path is not found directly, because that takes long.
             for file in files_below(self._folder, SkippedFiles()):
                 photo = PurePath(file).relative_to(self._folder)
                 if photo.suffix.lower() in READ:

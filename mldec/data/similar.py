@@ -35,6 +35,7 @@ def perceptual_hash(image: Image.Image) -> int:
     """
     from scipy.fft import dct  # slow import, only needed for near-duplicates
 
+    # The size and the filter are those of `imagehash`, because other ones give other hashes.
     gray = image.convert("L").resize((32, 32), Image.Resampling.LANCZOS)
     frequencies = dct(dct(np.asarray(gray, np.float64), axis=0), axis=1)[:8, :8]
     bits = np.packbits(frequencies > np.median(frequencies))
@@ -73,6 +74,7 @@ def similar_pairs(hashes: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, n
     rows = []
     columns = []
     for start in range(0, len(hashes), BLOCK):
+        # A matrix of all pairs would take gigabytes for 100,000 images.
         block = hashes[start : start + BLOCK, None]
         row, column = np.nonzero(np.bitwise_count(block ^ others) <= MAX_BITS)
         rows.append(row + start)
@@ -87,6 +89,7 @@ def burst_pairs(taken: Sequence[Any], seconds: float) -> np.ndarray:
         taken: Camera model and capture time in seconds of each image, or None.
         seconds: Maximum time between two images of a pair. There are no pairs for 0.
     """
+    # Sorting by camera and time puts the images of a burst next to each other.
     known = sorted((*place, index) for index, place in enumerate(taken) if place is not None)
     pairs = []
     for (camera, time, index), (next_camera, next_time, next_index) in pairwise(known):

@@ -44,6 +44,7 @@ def warn_empty_classes(what: str, split: str, table: Table) -> None:
 
 def path_hash(file: bytes, seed: int) -> int:
     """Return a uniform 64-bit hash of seed and path, or another key."""
+    # Python's own hash of bytes differs between processes.
     digest = sha256(b"%d %s" % (seed, file)).digest()
     return int.from_bytes(digest[:8], "big")
 
@@ -61,6 +62,7 @@ def connect(names: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     from scipy.sparse.csgraph import connected_components
 
     count = len(names)
+    # The pairs are the edges of a graph whose connected parts are the groups.
     links = coo_array((np.ones(pairs.shape[1], bool), tuple(pairs)), shape=(count, count))
     _, component = connected_components(links, directed=False)
     order = np.argsort(names, kind="stable")
@@ -71,6 +73,8 @@ def connect(names: np.ndarray, pairs: np.ndarray) -> np.ndarray:
 def group_pairs(groups: np.ndarray) -> np.ndarray:
     """Return pairs of images that connect the images of each group, int64 [2, N]."""
     _, first, inverse = np.unique(groups, return_index=True, return_inverse=True)
+    # A pair of each image and the first one of its group suffices. All pairs of a group of 10,000
+    # frames would take a gigabyte.
     return np.stack([np.arange(len(groups)), first[inverse]])
 
 
@@ -275,6 +279,7 @@ def stratified(labels: Labels, order: np.ndarray, fraction: float) -> np.ndarray
 
 def parse_fold(fold: str) -> tuple[int, int]:
     """Return i and N of "i/N". Raises ValueError unless 1 <= i <= N and N >= 2."""
+    # `int` would also accept other digits, spaces and underscores.
     form = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", fold)
     if form and int(form[1]) <= int(form[2]) and int(form[2]) >= 2:
         return int(form[1]), int(form[2])

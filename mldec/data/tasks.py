@@ -1,4 +1,4 @@
-"""Evaluators of the label types, and zero-shot classification."""
+"""Evaluators of the label types, and zero-shot classification with word vectors."""
 
 import logging
 import re
@@ -6,15 +6,19 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
 from mldec.data.types import Classes, StoredImages
-from mldec.errors import DataError
+from mldec.errors import ConfigError, DataError, documented
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.names import format_list, indices_of
-from mldec.words.types import WordVectors
+from mldec.words.types import PREFIX, PROMPT, WordVectors
 
 log = logging.getLogger("mldec")
+
+WORDS_DOCS = "DATASETS.md, section Word vectors"
 
 MakeEvaluator = Callable[[Classes], Evaluator]  # maps the validation classes to a new evaluator
 Roles = tuple[list[int], list[int]]  # sorted indices of the seen and of the unseen classes
@@ -30,21 +34,14 @@ def multi_label(
         top_k: See `MultiLabelEvaluator`.
         skip_empty: Use mAP_skip_empty, the mean over classes with positives, as the first metric.
     """
-    evaluator = partial(
-        MultiLabelEvaluator, threshold=threshold, top_k=top_k, skip_empty=skip_empty
-    )
-    # Validate the settings now, not after an epoch.
-    evaluator(top_k or 1)
-    return lambda classes: evaluator(len(classes))
+    return _maker(MultiLabelEvaluator, threshold=threshold, top_k=top_k, skip_empty=skip_empty)
 
 
 def partial_labels(threshold: float = 0.5, *, top_k: int | None = None) -> MakeEvaluator:
     """Return the function that creates evaluators of multi-label data with labels of -1."""
     from mldec.evaluators.partial import PartialLabelEvaluator
 
-    evaluator = partial(PartialLabelEvaluator, threshold=threshold, top_k=top_k)
-    evaluator(top_k or 1)
-    return lambda classes: evaluator(len(classes))
+    return _maker(PartialLabelEvaluator, threshold=threshold, top_k=top_k)
 
 
 def single_label(top_k: int | None = None, *, suffix: str = "") -> MakeEvaluator:
@@ -56,7 +53,13 @@ def single_label(top_k: int | None = None, *, suffix: str = "") -> MakeEvaluator
     """
     from mldec.evaluators.single_label import SingleLabelEvaluator
 
-    evaluator = partial(SingleLabelEvaluator, top_k=top_k, suffix=suffix)
+    return _maker(SingleLabelEvaluator, top_k=top_k, suffix=suffix)
+
+
+def _maker(kind: Callable[..., Evaluator], *, top_k: int | None, **settings: Any) -> MakeEvaluator:
+    evaluator = partial(kind, top_k=top_k, **settings)
+    # Validate the settings now. The number of classes is known only when the data is read, and an
+    # error after an epoch would waste it.
     evaluator(top_k or 1)
     return lambda classes: evaluator(len(classes))
 
@@ -134,6 +137,59 @@ class ZeroShot:
         if not len(chosen):
             raise DataError(f"{self.where}: {counts}; check the classes")
         return chosen, counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorSettings:
+    """Word vector settings of a zero-shot `data` node."""
+
+    # File relative to `root`, or a text encoder: clip:MODEL:WEIGHTS. None: no word vectors.
+    vectors: str | None = "wordvec_array.pth"
+
+    prompts: str = PROMPT  # prompt of a text encoder, or a text file of prompts
+
+    # JSON file of sentences about the classes, see `with_descriptions`. They replace the prompts.
+    descriptions: str | None = None
+
+    cache_dir: str | None = None  # cache of text encoder vectors, see `cache_folder`
+
+    def __post_init__(self) -> None:
+        if self.descriptions is not None and not str(self.vectors).startswith(PREFIX):
+            raise ValueError(
+                f"descriptions is {self.descriptions} and data.vectors is {self.vectors}; "
+                f"sentences need a text encoder: pass data.vectors=clip:MODEL:WEIGHTS"
+            )
+
+    @documented(WORDS_DOCS)
+    def of_classes(self, folder: Path, names: Sequence[str], order: Sequence[str]) -> WordVectors:
+        """Return the word vectors of the classes. `folder` is the folder of the dataset.
+
+        `order` has the names of the columns of an array file without a text file of names. Raises
+        ConfigError if `vectors` is None.
+        """
+        # Import them here, because most datasets have no word vectors.
+        from mldec.words.encoder import read_templates
+        from mldec.words.vectors import load_word_vectors, with_descriptions
+
+        if self.vectors is None:
+            raise ConfigError(f"data.vectors is null; set the word vectors; see {WORDS_DOCS}")
+        if self.vectors.startswith(PREFIX):
+            templates = read_templates(self.prompts, folder)
+            vectors = load_word_vectors(
+                self.vectors, names, templates=templates, cache_dir=self.cache_dir
+            )
+            if self.descriptions is None:
+                return vectors
+            path = folder / Path(self.descriptions).expanduser()
+            return with_descriptions(vectors, self.vectors, path, cache_dir=self.cache_dir)
+
+        path = folder / Path(self.vectors).expanduser()
+        has_names_file = path.suffix != ".txt" and path.with_suffix(".txt").is_file()
+        return load_word_vectors(str(path), names, order=None if has_names_file else order)
+
+
+DEFAULT_VECTORS = VectorSettings()
+NO_VECTORS = VectorSettings(vectors=None)
 
 
 def split_classes(

@@ -25,6 +25,8 @@ from mldec.runtime.devices import MAX_IMAGE_SIZE
 
 MIN_TEST_CROP = 0.1  # 1/100 of the area; a smaller crop wastes most of the resized pixels
 AUGMENTS = ("official", "randaugment", "none")
+# Settings of `View` without random augmentation: a training image is the same in every epoch.
+NO_AUGMENTATION = {"augment": "none", "cutout": 0.0, "flip": False, "crop": 1.0, "erase": 0.0}
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 # ImageNet mean color, the fill color of uncovered and erased areas, as in timm.

@@ -15,7 +15,7 @@ from mldec.checkpoint.state import Calibration
 from mldec.config.compose import override
 from mldec.config.schema import Config
 from mldec.data.fingerprint import difference, fingerprint
-from mldec.data.readers.dataset import READER
+from mldec.data.readers.hugging_face import READER
 from mldec.data.types import Classes, DataModule, same_images
 from mldec.errors import ConfigError
 from mldec.evaluation.frozen_features import reuse_tokens

@@ -34,6 +34,7 @@ def network_hash(network: "nn.Module", *facts: object) -> str:
     digest = hashlib.sha256(repr(facts).encode())
     for name, value in network.state_dict().items():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        # As bytes, because NumPy has no bfloat16.
         digest.update(value.cpu().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 

@@ -11,7 +11,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +31,7 @@ JSON_LINES = (".jsonl", ".ndjson")
 TYPED = (".parquet", *JSON_LINES, *EXCEL)  # all other files are delimited text
 SUFFIXES = (".csv", ".tsv", *TYPED)
 
+CSV_ROWS = 16_384  # rows of delimited text per chunk
 _DELIMITERS = ",\t;|"
 _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
@@ -103,6 +104,7 @@ def read_table(path: Path, known: Collection[str], encoding: str = "utf-8") -> "
 
     with reading(path), open_binary(path) as file:
         if suffix not in TYPED:
+            # The chunks are joined, because the meaning of a column depends on all of its cells.
             frame = pandas.concat(text_chunks(str(path), file, known, encoding))
             # A row with too few fields has an empty last cell. Most tables need no second pass.
             if (frame.iloc[:, -1] == "").any():
@@ -147,9 +149,7 @@ def text_chunks(
     file: IO[bytes],
     known: Collection[str],
     encoding: str = "utf-8",
-    *,
     errors: str = "strict",
-    rows: int = 65_536,
 ) -> Iterator["DataFrame"]:
     """Yield the rows of delimited text in chunks, with cells of text; see `read_table`.
 
@@ -161,7 +161,6 @@ def text_chunks(
         known: See `read_table`.
         encoding: See `read_table`.
         errors: Handling of invalid bytes, as in `open`.
-        rows: Maximum number of rows per chunk.
     """
     import pandas
 
@@ -180,7 +179,7 @@ def text_chunks(
             keep_default_na=False,
             skip_blank_lines=False,
             skipinitialspace=True,
-            chunksize=rows,
+            chunksize=CSV_ROWS,
             encoding_errors=errors,
         )
         for chunk in reader:
@@ -196,6 +195,23 @@ def text_chunks(
             raise DataError(f"{source}: a quote is not closed; check the quotes") from error
         row = int(place[1]) + first - 1
         raise _wrong_fields(source, row, int(place[2]), width, delimiter) from error
+
+
+def csv_columns(path: Path, header: Sequence[str]) -> Iterator[tuple[int, list[list[str]]]]:
+    """Read a CSV file of millions of rows, which must have this header.
+
+    Yields:
+        Number of the first row of a chunk (the header is row 1), and the fields of each column.
+    """
+    with reading(path), open_binary(path) as file:
+        for chunk in text_chunks(str(path), file, list(map(simple_name, header))):
+            if list(chunk.columns) != list(header):
+                names = ",".join(chunk.columns)
+                raise DataError(f"{path}: header {names!r}, not {','.join(header)!r}; correct it")
+            if (chunk.iloc[:, -1] == "").any():
+                _check_fields(path, header, "utf-8")
+            if len(chunk):
+                yield chunk.index[0], [chunk[name].tolist() for name in header]
 
 
 def decoded(file: IO[bytes], encoding: str = "utf-8", errors: str = "strict") -> io.TextIOWrapper:

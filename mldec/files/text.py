@@ -1,25 +1,20 @@
-"""Read files of users: text, JSON, YAML and CSV.
+"""Read files of users: text, JSON and YAML.
 
 Unreadable files raise DataError with the file name.
 """
 
-import csv
 import errno
-import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedReader, FileIO, TextIOWrapper
-from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 import yaml
 
 from mldec.errors import DataError, brief, naming_errors
-
-CSV_ROWS = 4096  # rows per chunk of a large file; 65,536 rows took twice as long
 
 
 def open_binary(path: str | Path) -> BufferedReader:
@@ -109,6 +104,7 @@ class _UniqueKeys(yaml.constructor.BaseConstructor):
     """Constructor that rejects repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        # PyYAML would keep the last value of a repeated key without a word.
         pairs = []
         for key, value in node.value:
             # A merged mapping (<<) may be overridden.
@@ -156,52 +152,3 @@ def read_lines(path: Path) -> list[str]:
     if not lines:
         raise DataError(f"{path}: the file is empty; restore it")
     return lines
-
-
-def csv_rows(
-    path: Path, *, delimiter: str = ",", encoding: str = "utf-8-sig"
-) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the fields of each row of a CSV file. Blank rows are skipped.
-
-    A row with several lines has the number of its last line.
-    """
-    text = io.StringIO(read_text(path, newline="", encoding=encoding), newline="")
-    reader = csv.reader(text, delimiter=delimiter, strict=True)
-
-    try:
-        for fields in reader:
-            if fields:
-                yield reader.line_num, fields
-    except csv.Error as error:
-        raise DataError(f"{path}: row {reader.line_num}: {error}; check its quotes") from error
-
-
-def csv_columns(path: Path, header: Sequence[str]) -> Iterator[tuple[int, list[tuple[str, ...]]]]:
-    """Read a CSV file of millions of rows in chunks of columns.
-
-    Chunks are faster than single rows and take less memory than the whole file.
-
-    Yields:
-        Number of the first row of a chunk (the header is row 1), and the fields of each column.
-    """
-    first = 2
-    try:
-        with reading(path), open_text(path, newline="") as file:
-            reader = csv.reader(file, strict=True)
-            actual_header = next(reader, [])
-            if actual_header != list(header):
-                names = ",".join(actual_header)
-                raise DataError(f"{path}: header {names!r}, not {','.join(header)!r}; correct it")
-
-            while rows := list(islice(reader, CSV_ROWS)):
-                # Check the number of fields of the whole chunk first, which is fast.
-                if set(map(len, rows)) != {len(header)}:
-                    for number, row in enumerate(rows, first):
-                        if len(row) != len(header):
-                            fault = f"row {number} has {len(row)} columns, not {len(header)}"
-                            raise DataError(f"{path}: {fault}; correct it")
-
-                yield first, list(zip(*rows, strict=True))
-                first += len(rows)
-    except csv.Error as error:
-        raise DataError(f"{path}: after row {first - 1}: {error}; check the quotes") from error

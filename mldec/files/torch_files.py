@@ -141,6 +141,7 @@ def read_torch(path: Path) -> Any:
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors to a .safetensors file atomically. Tensors with shared memory are copied."""
+    # safetensors does not store tensors that share memory.
     separate = {}
     for name, tensor in tensors.items():
         separate[name] = tensor.detach().clone(memory_format=torch.contiguous_format)

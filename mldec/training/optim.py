@@ -17,7 +17,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from mldec.config.schema import Config, FreezeBatchNorm, Train
-from mldec.data.settings import NO_AUGMENTATION
+from mldec.data.transforms import NO_AUGMENTATION
 from mldec.errors import ConfigError, suggest
 
 # Optimizers of torch that can skip a step on the device if they are fused.

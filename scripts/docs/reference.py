@@ -54,7 +54,7 @@ API = {
         "mldec.evaluators.zero_shot.ZeroShotEvaluator",
     ],
     "Data": [
-        "mldec.data.settings.Source",
+        "mldec.data.source.Source",
         "mldec.data.types.DataModule",
         "mldec.data.types.Split",
         "mldec.data.types.ImageDataset",

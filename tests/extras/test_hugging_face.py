@@ -13,7 +13,7 @@ from PIL import Image
 import mldec
 from mldec.data.columns import Rules
 from mldec.data.readers import dataset
-from mldec.data.readers.dataset import is_single_label
+from mldec.data.readers.hugging_face import is_single_label
 from mldec.data.splits import HoldOut
 from mldec.errors import ConfigError, DataError
 

@@ -11,7 +11,7 @@ from support import made
 
 from mldec.data.readers import docs_of
 from mldec.data.sampling import SampleRandom
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.types import DataModule, ImageDataset, Split, fixed_sample
 from mldec.errors import DataError
 

@@ -13,6 +13,7 @@ from mldec.checkpoint.state import Best
 from mldec.config import signatures
 from mldec.config.compose import compose, options, override
 from mldec.config.schema import PARTS
+from mldec.data import readers
 from mldec.data.labels import from_dense
 from mldec.data.types import Classes
 from mldec.errors import ConfigError
@@ -49,6 +50,13 @@ def test_part_keeps_given_name_of_target(name):
     part = build.resolve("head", {"_target_": name})
     assert part.target is signatures.locate("head", "mldec.heads.GAP")
     assert part.node["_target_"] == name
+
+
+@pytest.mark.parametrize("module", ["coco", "coco_json"])
+def test_reader_may_be_named_with_its_module(module):
+    """Checkpoints of earlier versions have the names of modules that were renamed."""
+    reader = signatures.locate("data", f"mldec.data.readers.{module}.coco")
+    assert reader is signatures.locate("data", "mldec.data.readers.coco") is readers.coco
 
 
 def test_plugins_of_the_caller_are_located():

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.table import TableBuilder
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder

@@ -13,7 +13,7 @@ from PIL import Image
 
 from mldec.data.cache import cached_table
 from mldec.data.labels import from_single
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.splits import log_split
 from mldec.data.table import Table, TableBuilder
 from mldec.data.tasks import single_label

@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape, quoteattr
 import numpy as np
 
 from mldec.data.photos import PhotoFinder
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.splits import HoldOut, check_val, log_split
 from mldec.data.table import TableBuilder, path_inside
 from mldec.data.tasks import multi_label, partial_labels
@@ -114,6 +114,7 @@ def label_studio(
                     raise DataError(f"{where}: {fault}; save it as a file, and name the file")
                 done = member(task, "annotations", list)
                 done = [item for item in done if not item.get("was_cancelled")]
+                # A reviewer marks the annotation that is to replace the others.
                 done = [item for item in done if item.get("ground_truth")] or done
                 votes: Counter[str] = Counter()
                 for annotation in done:
@@ -184,6 +185,7 @@ def cvat(
                 # Shapes have no image labels.
                 if label.findtext("type", "tag") in ("tag", "any"):
                     found.classes.append(label.findtext("name", ""))
+        # The export of a project lists its tasks, and each image has the id of its task.
         tasks = {task.findtext("id", ""): task.findtext("name") for task in document.iter("task")}
         for number, image in enumerate(document.iterfind("image")):
             task = tasks.get(image.get("task_id", "?"))

@@ -16,14 +16,23 @@ from typing import Literal
 import numpy as np
 
 from mldec.data.cache import cached_table
+from mldec.data.columns import PATHS
 from mldec.data.labels import from_dense
 from mldec.data.photos import SkippedFiles, files_below
-from mldec.data.settings import DEFAULT_VECTORS, Source, VectorSettings
+from mldec.data.source import Source
 from mldec.data.table import Table, TableBuilder, encode_paths, path_inside
-from mldec.data.tasks import Roles, ZeroShot, multi_label, split_classes
+from mldec.data.tasks import (
+    DEFAULT_VECTORS,
+    Roles,
+    VectorSettings,
+    ZeroShot,
+    multi_label,
+    split_classes,
+)
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
-from mldec.files.text import csv_rows, member, read_bytes, read_json, read_lines
+from mldec.files.tables import read_table
+from mldec.files.text import member, read_bytes, read_json, read_lines
 from mldec.names import check_names, split_names
 
 log = logging.getLogger("mldec")
@@ -127,24 +136,23 @@ def _load_split(root: Path, csv_file: str, split: str, cache_dir: str | None) ->
 
 def _parse(source: Path, split: str) -> Table:
     """Return the images of a split. Labels are written "[sky, sun]" or "['sky', 'sun']"."""
+    frame = read_table(source, PATHS)
+    if len(frame.columns) != 3:
+        fault = f"{len(frame.columns)} columns instead of path, label and split"
+        raise DataError(f"{source}: {fault}; quote lists of labels")
+
     builder = TableBuilder()
     split_of_rows: list[str] = []
-    for number, (line, fields) in enumerate(csv_rows(source)):
-        where = f"{source}, row {line:,}"
-        if len(fields) != 3:
-            fault = f"{len(fields)} fields instead of path, label and split"
-            raise DataError(f"{where}: {fault}; quote lists of labels")
-        if number == 0:  # the header
-            continue
-
-        # An empty list gives one blank name, which is skipped. In the official code it becomes a
-        # class of MultiLabelBinarizer and shifts all other columns.
-        labels = split_names(fields[1].translate(_LIST_MARKS), ",", where)
-        split_of_rows.append(fields[2].strip())
-
-        # Add rows of other splits too, without labels, so that duplicate images are detected.
-        used = labels if split_of_rows[-1] in _SPLITS else []
-        builder.add(fields[0], dict.fromkeys(used, 1), where)
+    for row, path, texts, split_of_row in frame.itertuples(name=None):
+        where = f"{source}, row {row:,}"
+        split_of_rows.append(split_of_row.strip())
+        # Rows of other splits have no labels, and are added so that repeated images are detected.
+        labels: list[str] = []
+        if split_of_rows[-1] in _SPLITS:
+            # An empty list gives one blank name, which is skipped. In the official code it becomes
+            # a class of MultiLabelBinarizer and shifts all other columns.
+            labels = split_names(texts.translate(_LIST_MARKS), ",", where)
+        builder.add(path, dict.fromkeys(labels, 1), where)
     return builder.build(source).select(np.array(split_of_rows, str) == split)
 
 
@@ -291,6 +299,7 @@ def _find_images(folder: Path, listed: np.ndarray) -> np.ndarray:
     skipped.log("nuswide")
 
     # Files without a Flickr number have the number "", which must not match.
+    # Copies of the data set have other names with the same Flickr number.
     by_number = {_flickr_number(path): path for path in sorted(present)}
     by_number[""] = ""
     paths = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mldec.data.labels import Labels
-from mldec.data.readers.csv_table import to_csv
+from mldec.data.readers.tables import to_csv
 from mldec.data.similar import similar_groups
 from mldec.data.splits import group_pairs
 from mldec.data.table import Table

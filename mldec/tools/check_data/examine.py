@@ -25,7 +25,7 @@ from mldec.data.images import FORMATS, read_image
 from mldec.data.labels import Labels
 from mldec.data.loader import Batch, labels_of, stack
 from mldec.data.mixing import Mixing
-from mldec.data.readers.shards import TarShards
+from mldec.data.readers.tar_shards import TarShards
 from mldec.data.similar import perceptual_hashes, similar_pairs
 from mldec.data.splits import connect
 from mldec.data.types import (

@@ -15,7 +15,7 @@ from mldec.data.photos import SkippedFiles, files_below, is_junk
 from mldec.errors import ConfigError, DataError, brief, naming_errors
 from mldec.files.atomic import STANDARD_OUTPUT
 from mldec.files.tables import SUFFIXES, TYPED, decoded, read_table, simple_name, text_chunks
-from mldec.files.text import CSV_ROWS, open_binary
+from mldec.files.text import open_binary
 from mldec.tools.predict.decode import Item
 
 STANDARD_INPUT = STANDARD_OUTPUT  # both are "-"
@@ -126,13 +126,8 @@ class Inputs:
         if self._kind in TYPED:
             chunks = iter([read_table(Path(self._listing), self._known).astype(str)])
         else:
-            chunks = text_chunks(
-                f"--list {self._listing}",
-                file,
-                self._known,
-                errors="surrogateescape",
-                rows=CSV_ROWS,
-            )
+            source = f"--list {self._listing}"
+            chunks = text_chunks(source, file, self._known, errors="surrogateescape")
         for chunk in chunks:
             column = list(chunk.columns).index(self._column_of(chunk.columns))
             is_filled = (chunk != "").to_numpy().any(axis=1)

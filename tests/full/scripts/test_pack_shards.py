@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 from support import made, one_line, write_coco
 
-from mldec.data.readers.coco import coco
-from mldec.data.readers.shards import shards
+from mldec.data.readers.coco_json import coco
+from mldec.data.readers.tar_shards import shards
 from mldec.data.types import fixed_sample
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "pack_shards.py"

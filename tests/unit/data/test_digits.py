@@ -118,9 +118,6 @@ def test_single_digit_is_single_label():
     assert next(iter(made(digits).evaluator().compute())) == "mAP"
 
 
-# Colored scenes
-
-
 # Zero-shot scenes
 
 

@@ -13,7 +13,7 @@ from support import made, write_coco
 from mldec.data.columns import Rules
 from mldec.data.labels import from_dense
 from mldec.data.readers import coco, csv_table, folders
-from mldec.data.readers.csv_table import parse, to_csv
+from mldec.data.readers.tables import parse, to_csv
 from mldec.data.splits import connect, group_pairs
 from mldec.data.table import Table
 from mldec.errors import DataError, UserError

@@ -11,10 +11,11 @@ from support import made
 
 from mldec import build
 from mldec.config.compose import option, options
-from mldec.data.labels import fixed_per_class, from_dense, random_drop
-from mldec.data.readers.coco import coco
+from mldec.data.labels import from_dense
+from mldec.data.observed import Observed, fixed_per_class, random_drop
+from mldec.data.readers.coco_json import coco
 from mldec.data.sampling import SHUFFLED, Sampling
-from mldec.data.settings import FileSettings, Observed, Source, View, assemble
+from mldec.data.source import FileSettings, Source, View, assemble
 from mldec.data.splits import fold_numbers
 from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import ZeroShot, multi_label, partial_labels, single_label
@@ -190,7 +191,7 @@ def test_dropped_labels_are_unknown_in_training_only(source, observed, expected,
     assert 0 < (found == -1).sum() < found.size
     assert target(data.val, 0) == [1, 1, 0]
 
-    monkeypatch.setattr("mldec.data.settings.MAX_CELLS", found.size - 1)
+    monkeypatch.setattr("mldec.data.observed.MAX_CELLS", found.size - 1)
     with pytest.raises(ConfigError, match=f"data.{observed.given[0]}"):
         _ = assemble(labelled, PLAIN, FILES, observed=observed).train
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from clip_models import clip_folder
 
-from mldec.data.settings import VectorSettings
+from mldec.data.tasks import VectorSettings
 from mldec.data.types import Classes
 from mldec.errors import DataError
 from mldec.tools.check_data.examine import nearest_classes

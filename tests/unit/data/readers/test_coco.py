@@ -10,7 +10,7 @@ from support import made
 from trees import COCO, coco_content, coco_file, tree
 
 from mldec.data.readers import coco, coco_zsl
-from mldec.data.readers.coco import SEEN, UNSEEN
+from mldec.data.readers.coco_json import SEEN, UNSEEN
 
 
 @pytest.fixture

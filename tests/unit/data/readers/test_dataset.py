@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from mldec.data.columns import Rules
 from mldec.data.readers import dataset
-from mldec.data.readers.dataset import is_dataset, is_single_label
+from mldec.data.readers.hugging_face import is_dataset, is_single_label
 from mldec.data.sampling import SampleRandom
 from mldec.data.splits import HoldOut
 from mldec.data.transforms import EvalTransform

@@ -317,4 +317,4 @@ def test_option_files_name_readers_in_their_package():
     targets = {target for target in used if "readers" in target}
     assert targets == {f"mldec.data.readers.{name}" for name in readers.__all__}
     for name in readers.__all__:
-        assert getattr(readers, name).__name__ == name  # not the module of the same name
+        assert getattr(readers, name).__name__ == name

@@ -25,7 +25,7 @@ from trees import (
 
 from mldec.data.readers import folders, imagenet
 from mldec.data.readers.cars_cifar import _parse as parse_cars
-from mldec.data.readers.imagenet import readable
+from mldec.data.readers.class_folders import readable
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import fixed_sample
 

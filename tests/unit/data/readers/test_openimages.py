@@ -9,10 +9,10 @@ from support import made
 from trees import MIIL, OPENIMAGES, tree
 
 from mldec.data.readers import openimages_miil
-from mldec.data.readers.openimages import class_names
+from mldec.data.readers.open_images import class_names
 from mldec.data.types import fixed_sample
 from mldec.evaluators.partial import PartialLabelEvaluator
-from mldec.files import text as files
+from mldec.files import tables as files
 
 # By image id; classes in the order of the trainable list.
 TARGETS = [[-1, -1, -1, -1], [1, 1, -1, -1], [1, 1, 0, -1]]

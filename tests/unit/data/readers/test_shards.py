@@ -10,7 +10,7 @@ from readers import Reader, targets
 from support import made, one_line
 
 from mldec.data.readers import shards
-from mldec.data.readers.shards import load_shards
+from mldec.data.readers.tar_shards import load_shards
 from mldec.data.types import fixed_sample
 
 LOGITS = torch.tensor([[1.0, -1.0, -1.0], [-1.0, 1.0, -1.0]])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mldec.data.labels import Labels
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.tasks import multi_label, partial_labels, single_label
 from mldec.data.types import Storage, StoredImages, check_folder
 from mldec.errors import DataError, naming_errors
@@ -39,6 +39,7 @@ def shards(
     """
     evaluator = multi_label(threshold, top_k=top_k, skip_empty=skip_empty)
     folder = check_folder(root, "packed shards")
+    # The metric depends on the labels, so the index of the validation split is read at once.
     index = read_index(folder / val / "index.npz")
     word_vectors = torch.from_numpy(index.queries).float()
     vectors = (lambda names: (word_vectors, None)) if index.queries.size else None

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from os import DirEntry
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,10 @@ from mldec.data.columns import (
     sheet_of,
     split_names,
 )
+from mldec.data.images import READ
 from mldec.data.labels import Labels, from_statements
-from mldec.data.layouts import describe_layouts
 from mldec.data.photos import PhotoFinder, user_entries
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import multi_label, partial_labels, single_label
@@ -49,6 +50,18 @@ DEFAULT_FILE = "data.csv"
 # matters for tables with millions of rows.
 _PLAIN = re.compile(r"(?!\.{1,2}(/|$))[^/\\:\0]+(/(?!\.{1,2}(/|$))[^/\\:\0]+)*")
 _RULES = Rules()
+
+# Files that identify a dataset format, and the settings that read it.
+_LAYOUTS = {
+    "data.yaml": "data=yolo",
+    "data.yml": "data=yolo data.file=data.yml",
+    "obj.names": "data=yolo",
+    "annotations/instances_train.json": "data=coco_json",
+    "train/_annotations.coco.json": "data=coco_json",
+    "annotations.xml": "data=cvat",
+    "train/labels.json": "data=fiftyone",
+    "ImageSets/Main": "data=voc2007",
+}
 
 
 def csv_table(
@@ -98,87 +111,130 @@ def csv_table(
         where = folder / where
         # Tables of splits, as exported by labeling tools, have paths relative to their own folder.
         beside = file == DEFAULT_FILE and not where.is_file()
-        tables = {"": where}
-        if beside:
-            tables = _find_tables(folder, train)
-        frames = {str(path): _read(path, rules, encoding) for path in tables.values()}
-        if len(tables) > 1:
-            frames = _with_splits(frames, tables, (train, val))
+        tables = _find_tables(folder, train) if beside else {"": where}
         annotations = parse(
-            frames,
+            _read(tables, rules, encoding, (train, val)),
             rules,
             given_names(classes, folder),
             exclusive=exclusive,
             folder=folder / Path(images).expanduser(),
             beside_tables=beside and not images,
         )
-
     if exclusive:
         evaluator = single_label(top_k)
     elif annotations.table.labels.default == -1:
         evaluator = partial_labels(threshold, top_k=top_k)
 
-    table = annotations.table
-    splits = annotations.splits
-    counts = Counter(splits.tolist()) + Counter(annotations.others)
-    train_split = find_name(train, counts)
-    val_split = find_name(val, counts)
-
-    # Hold out images if the table has no other split than the training split. If it has another
-    # one, such as test, the user must choose: a test split must not become a validation split.
-    holds_out = val_split not in counts and not set(counts) - {train_split, ""}
-    # A split that the user has named must exist, so that images are not held out by mistake.
+    splits = _Splits(annotations, train, val, by_number=bool(rules.split_column))
     for name, value in (("train", train), ("val", val)):
-        if holds_out and value not in (name, *counts):
+        # A split that the user has named must exist, so that no images are held out by mistake.
+        if splits.holds_out and value not in (name, *splits.counts):
             raise ValueError(f"{name} is {value}; {where} has no such split: add a column split")
 
     def load(part: str, _: str | None) -> StoredImages:
-        if part == val and not holds_out:
-            check_val(val_split, counts, where)
-        split = val_split if part == val and not holds_out else find_name(part, counts)
-
-        # With data.split_column=fold and data.val=0, all other folds are the training split. A
-        # table without splits is divided as a whole.
-        rows = np.arange(len(table))
-        if rules.split_column and split == train_split and split not in counts:
-            rows = np.flatnonzero(splits != val_split)
-        elif not holds_out or train_split in counts:
-            rows = np.flatnonzero(splits == (train_split if holds_out else split))
-        images = annotations.images(rows)
-        if holds_out and division.fraction > 0:
-            keys = images.storage.keys
-            is_held_out = division.is_held_out(keys, images.labels, images.groups)
+        if part == val and not splits.holds_out:
+            check_val(splits.val, splits.counts, where)
+        rows = splits.rows(part)
+        if splits.holds_out and division.fraction > 0:
+            candidates = annotations.images(rows)
+            keys = candidates.storage.keys
+            is_held_out = division.is_held_out(keys, candidates.labels, candidates.groups)
             rows = rows[is_held_out == (part == val)]
-            images = annotations.images(rows)
             if part == val:
                 log.info(
                     f"data: no validation split, so {len(rows):,} of {len(keys):,} images are "
                     f"held out ({division.split}); see data.val_fraction and data.split"
                 )
 
-        log_split("data", part, table.select(rows))
+        log_split("data", part, annotations.table.select(rows))
         if part == train:
-            for name, count in counts.items():
-                if name not in (train_split, val_split, ""):
-                    log.info(f"data: {count:,} images of the split {name!r} are not used")
-        return replace(images, is_divided=holds_out)
+            splits.log_unused()
+        return replace(annotations.images(rows), is_divided=splits.holds_out)
 
     result = Source(load=load, train=train, val=val, where=where, evaluator=evaluator)
     return replace(result, exclusive=exclusive, folder_setting="data.images")
 
 
-def _read(path: Path, rules: Rules, encoding: str) -> "DataFrame":
-    try:
-        return read_table(path, [*PATHS, simple_name(rules.path_column or "")], encoding)
-    except LookupError as error:
-        raise ValueError(f"encoding is {encoding!r}; pass a codec of Python") from error
-    except DataError as error:
-        if not isinstance(error.__cause__, UnicodeError):
-            raise
-        raise DataError(
-            f"{path}: it is not {encoding} text; save it as UTF-8, or set data.encoding, such as "
-            f"cp1252 (Excel on Windows) or utf-16"
-        ) from error
+class _Splits:
+    """The rows of a table by their split.
+
+    Attributes:
+        counts: Number of images of each split, "" for images without one.
+        val: Name of the validation split in the table.
+        holds_out: Whether the validation images are a part of the training images.
+    """
+
+    def __init__(self, annotations: Annotations, train: str, val: str, *, by_number: bool) -> None:
+        self._names = annotations.splits
+        self._by_number = by_number
+        self._val_part = val
+        self.counts = Counter(self._names.tolist()) + Counter(annotations.others)
+        self._train = find_name(train, self.counts)
+        self.val = find_name(val, self.counts)
+        # If the table has another split, such as test, the user must choose, because a test split
+        # must not become the validation split.
+        self.holds_out = self.val not in self.counts and not set(self.counts) - {self._train, ""}
+
+    def rows(self, part: str) -> np.ndarray:
+        """Return the rows of a split, before images are held out."""
+        split = find_name(part, self.counts)
+        if self.holds_out:
+            split = self._train
+        elif part == self._val_part:
+            split = self.val
+
+        if split == self._train and split not in self.counts:
+            # A table without splits is divided as a whole.
+            if self.holds_out:
+                return np.arange(len(self._names))
+            # With data.split_column=fold and data.val=0, all other folds are the training split.
+            if self._by_number:
+                return np.flatnonzero(self._names != self.val)
+        return np.flatnonzero(self._names == split)
+
+    def log_unused(self) -> None:
+        """Log the number of images of splits that are neither training nor validation."""
+        for name, count in self.counts.items():
+            if name not in (self._train, self.val, ""):
+                log.info(f"data: {count:,} images of the split {name!r} are not used")
+
+
+def _read(
+    tables: Mapping[str, Path], rules: Rules, encoding: str, used_splits: Sequence[str]
+) -> dict[str, "DataFrame"]:
+    """Read one table, or a table per split, and return them by path.
+
+    Several tables get a column with their split. Those of unused splits are left out if they have
+    no labels.
+    """
+    known = [*PATHS, simple_name(rules.path_column or "")]
+    frames = {}
+    for split, path in tables.items():
+        try:
+            frames[split] = read_table(path, known, encoding)
+        except LookupError as error:
+            raise ValueError(f"encoding is {encoding!r}; pass a codec of Python") from error
+        except DataError as error:
+            if not isinstance(error.__cause__, UnicodeError):
+                raise
+            raise DataError(
+                f"{path}: it is not {encoding} text; save it as UTF-8, or set data.encoding, such "
+                f"as cp1252 (Excel on Windows) or utf-16"
+            ) from error
+    if len(tables) == 1:
+        return {str(tables[split]): frame for split, frame in frames.items()}
+
+    # A test table often has the columns of the others except for the labels.
+    most = max(len(frame.columns) for frame in frames.values())
+    names = [find_name(name, tables) for name in used_splits]
+    used = {}
+    for split, frame in frames.items():
+        if len(frame.columns) < most and split not in names:
+            log.info(f"data: {tables[split]} is not used, because it has fewer columns")
+        else:
+            used[str(tables[split])] = frame.assign(split=split)
+    log.info(f"data: the splits are {' and '.join(used)}")
+    return used
 
 
 def find_name(wanted: str, present: Collection[str]) -> str:
@@ -225,35 +281,36 @@ def _find_tables(folder: Path, train: str) -> dict[str, Path]:
         found = {"": found.get("", [])}
     for tables in found.values():
         if not tables:
-            raise DataError(f"{folder}: there is no {DEFAULT_FILE}; {describe_layouts(folder)}")
+            layouts = [
+                f"{name} (add {settings})" for name, settings in find_layouts(folder).items()
+            ]
+            remedy = "add it, or set data.file to a table"
+            if layouts:
+                remedy = f"found {', '.join(layouts)}"
+            raise DataError(f"{folder}: there is no {DEFAULT_FILE}; {remedy}")
         if len(tables) > 1:
             names = format_list([path.name for path in tables])
             raise DataError(f"{folder}: several tables, {names}; add data.file=NAME")
     return {name: tables[0] for name, tables in found.items()}
 
 
-def _with_splits(
-    frames: Mapping[str, "DataFrame"], tables: Mapping[str, Path], used_splits: Sequence[str]
-) -> dict[str, "DataFrame"]:
-    """Add a column with its split to each table, and omit tables of unused splits without labels.
+def find_layouts(folder: Path) -> dict[str, str]:
+    """Return the files of known dataset formats in a folder, and the settings that read them."""
+    layouts = {name: settings for name, settings in _LAYOUTS.items() if (folder / name).exists()}
+    if "train/_annotations.coco.json" in layouts and (folder / "valid").is_dir():
+        layouts["train/_annotations.coco.json"] += " data.val=valid"
 
-    Args:
-        frames: Tables by path.
-        tables: Paths by split.
-        used_splits: Names of the training and of the validation split.
-    """
-    # A test table often has the columns of the others except for the labels.
-    most = max(len(frame.columns) for frame in frames.values())
-    names = [find_name(name, tables) for name in used_splits]
-    used = {}
-    for split, path in tables.items():
-        frame = frames[str(path)]
-        if len(frame.columns) < most and split not in names:
-            log.info(f"data: {path} is not used, because it has fewer columns")
-        else:
-            used[str(path)] = frame.assign(split=split)
-    log.info(f"data: the splits are {' and '.join(used)}")
-    return used
+    # At least two folders with images are class folders. They may be in folders of splits.
+    parts = [folder / name for name in ("train", "val") if (folder / name).is_dir()] or [folder]
+    if not layouts and all(sum(map(_has_image, user_entries(part))) > 1 for part in parts):
+        layouts["class folders"] = "data=folders"
+    return layouts
+
+
+def _has_image(entry: DirEntry[str]) -> bool:
+    if not entry.is_dir():
+        return False
+    return any(PurePath(file.name).suffix.lower() in READ for file in user_entries(entry.path))
 
 
 def parse(
@@ -333,12 +390,7 @@ def parse(
 def _image_paths(
     sheet: Sheet, column: Column, folder: Path | None, *, beside_tables: bool
 ) -> tuple[list[str], np.ndarray, Path]:
-    """Find the image files of a table.
-
-    Returns:
-        The paths of M images relative to a folder, the index of the image of each row, int [N], and
-        the folder.
-    """
+    """Return the paths of M images in a folder, the image of each row, int [N], and the folder."""
     # Cells of other types, such as numbers and lists, are not paths.
     codes = column.codes
     cells = [cell if isinstance(cell, str) else "" for cell in column.cells]
@@ -414,21 +466,10 @@ def _merged(
     *,
     by_label: bool,
 ) -> Labels:
-    """Join the rows of each image, which are equal, or have one label each.
+    """Join the rows of each image, which are equal, or have one label each (`by_label`).
 
-    Args:
-        sheet: The table, for messages.
-        labels: Labels of the N rows.
-        splits: Split of each row, text [N].
-        images: Index of the image of each row, int [N].
-        first: First row of each image, int [M].
-        by_label: Whether rows may have different labels of their image.
-
-    Returns:
-        The labels of the M images.
-
-    Raises:
-        DataError: If the rows of an image have contradictory labels or splits.
+    `images` has the index of the image of each of the N rows, and `first` the first row of each
+    image. Raises DataError if the rows of an image have contradictory labels or splits.
     """
     # Rows with several names have all labels of an image, so different rows are contradictory.
     by_label = by_label and labels.counts_per_image().max(initial=0) <= 1

@@ -13,13 +13,14 @@ import numpy as np
 
 from mldec.data.cache import cached_table
 from mldec.data.labels import Labels, from_statements
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.splits import log_split
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import partial_labels
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
-from mldec.files.text import csv_columns, read_lines
+from mldec.files.tables import csv_columns
+from mldec.files.text import read_lines
 from mldec.files.torch_files import read_torch
 from mldec.names import abbreviate, check_names, disambiguate, indices_of, without_quotes
 
@@ -85,10 +86,10 @@ def _load_split(
 def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
     statements, trainable, descriptions = sources
     mids = check_names(read_lines(trainable), trainable)
-    run_ids, runs, classes, values = _read_statements(statements, mids)
+    chunk_ids, rows, classes, values = _read_statements(statements, mids)
 
-    # Files are usually sorted by image, but an image may have several runs of rows.
-    ids, image_of_run = np.unique(run_ids, return_inverse=True)
+    # An image may be in several chunks.
+    ids, images = np.unique(chunk_ids, return_inverse=True)
     files = np.char.add(ids, b".jpg")
     if prefix:
         folders = np.char.add(ids.astype(f"S{prefix}"), b"/")
@@ -100,42 +101,39 @@ def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
         for _, (of_mids, texts) in csv_columns(descriptions, header):
             display.update(zip(of_mids, texts, strict=True))
 
-    labels = _labels(statements, image_of_run[runs], classes, values, (len(ids), len(mids)))
+    labels = _labels(statements, images[rows], classes, values, (len(ids), len(mids)))
     return Table(files, labels, class_names(mids, display))
 
 
 def _read_statements(
     path: Path, mids: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the image id of each run of rows, bytes [R], and each row's run, class and value."""
+    """Return the image ids of all chunks, bytes [M], and each row's id, class and value."""
     columns = indices_of(mids)
-    num_runs = 0
+    num_ids = 0
 
-    # Chunks of the result. The empty first chunk sets the types if the file has no rows.
+    # The empty first chunk sets the types if the file has no rows.
     no_integers = np.zeros(0, np.int32)
-    empty = (np.zeros(0, "S1"), no_integers, no_integers, np.zeros(0, np.int8))
-    pieces: list[tuple[np.ndarray, ...]] = [empty]
+    pieces: list[tuple[np.ndarray, ...]]
+    pieces = [(np.zeros(0, "S1"), no_integers, no_integers, np.zeros(0, np.int8))]
 
     header = ["ImageID", "Source", "LabelName", "Confidence"]
     for first_row, (image_ids, _, label_names, confidences) in csv_columns(path, header):
-        piece_values = _look_up(_CONFIDENCE, confidences, np.int8)
-        if piece_values.min() < 0:
-            index = int(piece_values.argmin())
+        values = _look_up(_CONFIDENCE, confidences, np.int8)
+        if values.min() < 0:
+            index = int(values.argmin())
             fault = f"Confidence is {confidences[index]!r} in row {first_row + index}"
             raise DataError(f"{path}: {fault}; use the human-verified labels, which are 1 or 0")
 
-        # A run starts at a new image id and at the start of a chunk. `_parse` merges runs by id.
-        piece_ids = np.array([image_id.encode() for image_id in image_ids], np.bytes_)
-        starts_run = np.append(True, piece_ids[1:] != piece_ids[:-1])
-        piece_runs = np.cumsum(starts_run) + (num_runs - 1)
-
-        run_ids = piece_ids[starts_run]
+        encoded = np.array([image_id.encode() for image_id in image_ids], np.bytes_)
+        # Each id is stored once per chunk. The ids of all rows would take a gigabyte.
+        ids, id_of_row = np.unique(encoded, return_inverse=True)
         classes = _look_up(columns, label_names, np.int32)
-        pieces.append((run_ids, piece_runs.astype(np.int32), classes, piece_values))
-        num_runs += len(run_ids)
+        pieces.append((ids, (id_of_row + num_ids).astype(np.int32), classes, values))
+        num_ids += len(ids)
 
-    run_ids, runs, classes, values = map(np.concatenate, zip(*pieces, strict=True))
-    return run_ids, runs, classes, values
+    all_ids, rows, classes, values = map(np.concatenate, zip(*pieces, strict=True))
+    return all_ids, rows, classes, values
 
 
 def _look_up(table: Mapping[str, int], texts: Sequence[str], dtype: type[Any]) -> np.ndarray:

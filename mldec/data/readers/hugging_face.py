@@ -10,8 +10,8 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset
 
 from mldec.data.columns import LABELS, Rules
 from mldec.data.images import as_file
-from mldec.data.readers.csv_table import csv_table, find_name, parse
-from mldec.data.settings import Source
+from mldec.data.readers.tables import csv_table, find_name, parse
+from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, HoldOut, check_val
 from mldec.data.types import ImagesInMemory
 from mldec.errors import ConfigError, DataError, naming_errors
@@ -71,9 +71,11 @@ def dataset(
         check_val(val, splits, Path(where))
         raise DataError(f"{where}: the splits are {format_list(list(splits))}; set data.train")
 
-    parts = [_open(splits[split], split or where, rules) for split in used]
+    parts = [_open(splits[split], split, where, rules) for split in used]
     first = parts[0]
-    frames = _frames(dict(zip(used, parts, strict=True)), where)
+    frames = {}
+    for split, part in zip(used, parts, strict=True):
+        frames[f"{where}, split {split}" if split else where] = part.table
 
     # The columns that `_named` returns replace the numbers of all splits.
     rules = replace(rules, path_column=first.image_column)
@@ -93,6 +95,8 @@ def dataset(
         label_columns=(*LABELS, simple_name(first.label_column or LABELS[0])),
     )
     files = annotations.table.files
+    # The images have no paths, so their hashes are their keys. They are computed when a key is
+    # needed.
     digests = np.zeros((len(files), 32), np.uint8)
     images: ConcatDataset[bytes] = ConcatDataset(part.images for part in parts)
     storage = ImagesInMemory(images, files, digests, np.arange(len(files)))
@@ -110,24 +114,6 @@ def dataset(
         top_k=top_k,
         in_memory=replace(annotations, storage=storage, others=others),
     )
-
-
-def _frames(parts: Mapping[str, "_Part"], where: str) -> dict[str, "DataFrame"]:
-    """Return the tables of the splits, with names of the images as their paths, by their names.
-
-    Args:
-        parts: Splits by name; "" for a single one.
-        where: Name of the data set, for messages.
-    """
-    image_column = next(iter(parts.values())).image_column
-    frames = {}
-    for split, part in parts.items():
-        names = [f"{split or where}[{row}]" for row in range(len(part.images))]
-        frame = part.table.reindex(range(len(names))).assign(**{image_column: names})
-        if split:
-            frame["split"] = split
-        frames[f"{where}, split {split}" if split else where] = frame
-    return frames
 
 
 def is_dataset(value: object) -> bool:
@@ -208,35 +194,40 @@ class _Part:
     """One split of a data set."""
 
     images: _Images
-    table: "DataFrame"  # the other columns
+    table: "DataFrame"  # the other columns, and names of the images in `image_column`
     image_column: str = "image"
     label_column: str | None = "labels"
     classes: tuple[str, ...] | None = None  # names of the numbers in the column of labels
 
 
-def _open(data: Any, split: str, rules: Rules) -> _Part:
+def _open(data: Any, split: str, where: str, rules: Rules) -> _Part:
+    """Open a split of the data set `where`. The name of a single split is ""."""
+    name = split or where
+    images = [f"{name}[{row}]" for row in range(len(data))]
+    of_split = {"split": split} if split else {}
     if not _is_hugging_face(data):
         from pandas import DataFrame
 
         targets = []
-        for row in progress_bar(range(len(data)), desc="read targets"):
-            target = _pair(data, row, f"{split}[{row}]")[1]
+        for row, image in enumerate(progress_bar(images, desc="read targets")):
+            target = _pair(data, row, image)[1]
             # A list of one name, because a separator in a name must not divide it.
             targets.append([target] if isinstance(target, str) else target)
         cells = np.fromiter(targets, object, len(targets))
-        return _Part(_Images(data, split), DataFrame({"labels": cells}))
+        frame = DataFrame({"labels": cells, "image": images, **of_split})
+        return _Part(_Images(data, name), frame)
 
     from datasets import ClassLabel, Image, Value
 
     data = data.with_format(None)  # a format or transform of the user would decode the images
     features = data.features
-    images = [column for column, feature in features.items() if isinstance(feature, Image)]
+    columns = [column for column, feature in features.items() if isinstance(feature, Image)]
     if rules.path_column is not None:
-        images = [column for column in images if column == rules.path_column]
-    if len(images) != 1:
-        counts = f"{len(images)} of the columns {format_list(list(features))} have images"
+        columns = [column for column in columns if column == rules.path_column]
+    if len(columns) != 1:
+        counts = f"{len(columns)} of the columns {format_list(list(features))} have images"
         remedy = "set data.path_column to one, or convert one with cast_column to datasets.Image()"
-        raise DataError(f"{split}: {counts}; {remedy}")
+        raise DataError(f"{name}: {counts}; {remedy}")
 
     # Columns of other types, such as boxes, have no labels.
     label_column = _label_column(data, rules)
@@ -250,9 +241,11 @@ def _open(data: Any, split: str, rules: Rules) -> _Part:
             names = np.array([*features[column].names, ""], object)
             table[column] = names[table[column].fillna(-1).astype(int)]
 
-    files = data.select_columns(images).cast_column(images[0], Image(decode=False))
+    # A table without columns has no rows either, so the number of rows is given.
+    table = table.reindex(range(len(data))).assign(**{columns[0]: images}, **of_split)
+    files = data.select_columns(columns).cast_column(columns[0], Image(decode=False))
     names_of_labels = _class_names(features.get(label_column))
-    return _Part(_Images(files, split), table, images[0], label_column, names_of_labels)
+    return _Part(_Images(files, name), table, columns[0], label_column, names_of_labels)
 
 
 def _class_names(feature: Any) -> tuple[str, ...] | None:

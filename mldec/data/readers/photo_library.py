@@ -18,8 +18,8 @@ from mldec.data.images import READ
 from mldec.data.keywords import ALBUMS, paths_of, read_keywords, sidecars
 from mldec.data.labels import from_entries
 from mldec.data.photos import SkippedFiles, files_below
-from mldec.data.settings import Source
 from mldec.data.similar import burst_pairs, perceptual_hashes, similar_groups
+from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, HoldOut, log_split
 from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import multi_label
@@ -83,38 +83,27 @@ def keywords(
     evaluator = multi_label(threshold, top_k=top_k, skip_empty=skip_empty)
     folder = check_folder(root, "the photos")
     excluded = given_names(exclude, folder) or ()
-    class_list = None
-    if synonyms is not None:
-        class_list = folder / Path(synonyms).expanduser()
-
-    @cache
-    def load_all(cache_dir: str | None) -> Table:
-        # Rank 0 reads the library, and sends the result to the other ranks.
-        return distributed.on_main(lambda: read_all(cache_dir))
+    class_list = None if synonyms is None else folder / Path(synonyms).expanduser()
 
     def read_all(cache_dir: str | None) -> Table:
-        """Return all photos with their labels and groups."""
         photos = read_library(folder, cache_dir)
         tagged = choose_keywords(photos, excluded, people=people)
         if not untagged:
             tagged = {file: keywords for file, keywords in tagged.items() if keywords}
         log.info(f"keywords: {len(tagged):,} of {len(photos):,} photos in {folder} are used")
 
-        names = Names(levels, read_class_list(class_list) if class_list else ())
-        table = names.table(tagged, min_photos, folder)
-        if similar == "ignore":
-            return table
+        same = read_class_list(class_list) if class_list else ()
+        table = _label(tagged, levels, same, min_photos, folder)
+        if similar == "together":
+            taken = [photos[file]["taken"] for file in tagged]
+            bursts = burst_pairs(taken, burst_seconds)
+            table = replace(table, groups=_near_duplicates(table, folder, bursts, cache_dir))
+        return table
 
-        taken = [photos[file]["taken"] for file in tagged]
-        hashes = perceptual_hashes(in_folder(table, folder), cache_dir)
-        groups = similar_groups(hashes, table.files, burst_pairs(taken, burst_seconds))
-        _, sizes = np.unique(groups, return_counts=True)
-        log.info(
-            f"keywords: {sizes[sizes > 1].sum():,} photos are in {(sizes > 1).sum():,} groups of "
-            f"near-duplicates and bursts (data.burst_seconds), each in one split; the largest has "
-            f"{sizes.max():,}"
-        )
-        return replace(table, groups=groups)
+    @cache
+    def load_all(cache_dir: str | None) -> Table:
+        # Rank 0 reads the library, and sends the result to the other ranks.
+        return distributed.on_main(lambda: read_all(cache_dir))
 
     def load(part: str, cache_dir: str | None) -> StoredImages:
         table = division.select(load_all(cache_dir), val=part == "val")
@@ -143,21 +132,16 @@ def read_library(folder: Path, cache_dir: str | None) -> dict[str, dict[str, Any
     stamps = {}
     orphans = []
     for parent, names in by_folder.items():
-        photos = {name for name in names if Path(name).suffix.lower() in READ}
-        for name in sorted(photos):
-            path = parent / name
-            found = [sidecar for sidecar in sidecars(path) if sidecar.name in names]
-            relative = str(path.relative_to(folder))
-            stamps[relative] = " ".join(stamp(file) for file in [path, *found])
-
         # A sidecar belongs to all files with its name, also to videos and raw files.
         others = {name for name in names if not name.lower().endswith(".xmp")}
         owners = others | {Path(name).stem for name in others}
-        for name in sorted(names - others):
-            if Path(name).stem not in owners:
-                orphans.append(str(parent / name))
+        orphans += [str(parent / name) for name in sorted(names) if Path(name).stem not in owners]
         for name in sorted(others):
-            skipped.add(str(parent / name))
+            path = parent / name
+            skipped.add(str(path))
+            if path.suffix.lower() in READ:
+                found = [sidecar for sidecar in sidecars(path) if sidecar.name in names]
+                stamps[str(path.relative_to(folder))] = " ".join(map(stamp, [path, *found]))
 
     def compute(file: str) -> dict[str, Any]:
         try:
@@ -229,73 +213,87 @@ def looks_like_person(name: str) -> bool:
     return len(words) == 2 and all(word[0].isupper() and not word.isupper() for word in words)
 
 
-class Names:
-    """Class names of keywords. Names that differ only in case are one class.
+def _label(
+    photos: Mapping[str, Sequence[Keyword]],
+    levels: str,
+    synonyms: Sequence[Sequence[str]],
+    least: int,
+    where: Path,
+) -> Table:
+    """Return the photos with the classes of at least `least` photos, sorted by name.
 
-    For `levels` see `keywords`. `synonyms` are groups of names of the class of the first name.
+    Names that differ only in case are one class. For `levels` see `keywords`. `synonyms` are groups
+    of names of the class of the first name.
     """
-
-    def __init__(self, levels: str, synonyms: Sequence[Sequence[str]] = ()) -> None:
-        self.levels = levels
-        self.synonyms = {}  # maps a name in lowercase to the name of its class
-        for names in synonyms:
-            for name in names:
-                self.synonyms[name.casefold()] = names[0]
-
-    def table(self, photos: Mapping[str, Sequence[Keyword]], least: int, where: Path) -> Table:
-        """Return the photos with the classes of at least `least` photos, sorted by name."""
-        counts: Counter[str] = Counter()  # photos per lowercase name
-        spellings: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        positives = []
-        for keywords in photos.values():
-            names: set[str] = set()
-            for keyword in keywords:
-                path = paths_of(keyword) if self.levels == "paths" else keyword
-                of_keyword = [self.synonyms.get(name.casefold(), name) for name in path]
-                names.update(name.casefold() for name in of_keyword)
-                for name in of_keyword if self.levels == "all" else of_keyword[-1:]:
-                    spellings[name.casefold()][name] += 1
-            counts.update(names)
-            positives.append(names)
-
+    class_of = {}
+    for group in synonyms:
+        class_of.update((name.casefold(), group[0]) for name in group)
+    counts: Counter[str] = Counter()  # photos per lowercase name
+    spellings: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    positives = []
+    for keywords in photos.values():
+        names: set[str] = set()
+        for keyword in keywords:
+            path = paths_of(keyword) if levels == "paths" else keyword
+            of_keyword = [class_of.get(name.casefold(), name) for name in path]
+            names.update(name.casefold() for name in of_keyword)
             # A parent is only a class if some photo has it as a keyword, or with levels="all".
-        shown = {}
-        for key, forms in spellings.items():
-            shown[key] = min(forms, key=lambda form: (-forms[form], form))
-        by_name = {shown[key]: counts[key] for key in shown}
-        classes = [name for name in sorted(by_name) if by_name[name] >= least]
-        self._log(by_name, classes, least)
-        if not classes:
-            most = max(by_name.values(), default=0)
-            fault = f"no keyword has {least} photos; the most frequent one has {most}"
-            raise DataError(f"{where}: {fault}; tag more photos, or lower data.min_photos")
+            for name in of_keyword if levels == "all" else of_keyword[-1:]:
+                spellings[name.casefold()][name] += 1
+        counts.update(names)
+        positives.append(names)
 
-        columns = indices_of(name.casefold() for name in classes)
-        entries = []
-        for names in positives:
-            entries.append({columns[name]: 1 for name in sorted(names & columns.keys())})
-        labels = from_entries(entries, num_classes=len(classes))
-        return Table(encode_paths(list(photos)), labels, check_names(classes, where))
+    # A class has its most frequent spelling as its name.
+    by_name = {}
+    for key, forms in spellings.items():
+        name, _ = min(forms.items(), key=lambda form: (-form[1], form[0]))
+        by_name[name] = counts[key]
+    classes = [name for name in sorted(by_name) if by_name[name] >= least]
+    _log_classes(by_name, classes, least)
+    if not classes:
+        most = max(by_name.values(), default=0)
+        fault = f"no keyword has {least} photos; the most frequent one has {most}"
+        raise DataError(f"{where}: {fault}; tag more photos, or lower data.min_photos")
 
-    @staticmethod
-    def _log(counts: Mapping[str, int], classes: Sequence[str], least: int) -> None:
-        ordered = sorted(classes, key=lambda name: -counts[name])
-        frequent = format_list([f"{name} ({counts[name]:,})" for name in ordered], MAX_NAMES)
+    columns = indices_of(name.casefold() for name in classes)
+    entries = [{columns[name]: 1 for name in sorted(names & columns.keys())} for names in positives]
+    labels = from_entries(entries, num_classes=len(classes))
+    return Table(encode_paths(list(photos)), labels, check_names(classes, where))
+
+
+def _log_classes(counts: Mapping[str, int], classes: Sequence[str], least: int) -> None:
+    ordered = sorted(classes, key=lambda name: -counts[name])
+    frequent = format_list([f"{name} ({counts[name]:,})" for name in ordered], MAX_NAMES)
+    log.info(
+        f"keywords: {len(classes):,} of {len(counts):,} keywords have at least {least} photos "
+        f"(data.min_photos): {frequent}"
+    )
+    # No list marks these names as people, so only the user can decide.
+    people = [name for name in ordered if looks_like_person(name)]
+    _log_names(people, "classes may be names of people; data.exclude ignores them")
+    pairs = []
+    for rare, common in similar_words(counts):
+        pairs.append(f"{rare} ({counts[rare]:,}) and {common} ({counts[common]:,})")
+    if pairs:
         log.info(
-            f"keywords: {len(classes):,} of {len(counts):,} keywords have at least {least} photos "
-            f"(data.min_photos): {frequent}"
+            f"keywords: {len(pairs):,} pairs may be the same word; join them with data.synonyms: "
+            f"{format_list(pairs, MAX_PAIRS)}"
         )
-        # No list marks these names as people, so only the user can decide.
-        people = [name for name in ordered if looks_like_person(name)]
-        _log_names(people, "classes may be names of people; data.exclude ignores them")
-        pairs = []
-        for rare, common in similar_words(counts):
-            pairs.append(f"{rare} ({counts[rare]:,}) and {common} ({counts[common]:,})")
-        if pairs:
-            log.info(
-                f"keywords: {len(pairs):,} pairs may be the same word; join them with "
-                f"data.synonyms: {format_list(pairs, MAX_PAIRS)}"
-            )
+
+
+def _near_duplicates(
+    table: Table, folder: Path, bursts: np.ndarray, cache_dir: str | None
+) -> np.ndarray:
+    """Return the groups of near-duplicates and bursts, bytes [N], see `Table`."""
+    hashes = perceptual_hashes(in_folder(table, folder), cache_dir)
+    groups = similar_groups(hashes, table.files, bursts)
+    sizes = np.unique(groups, return_counts=True)[1]
+    log.info(
+        f"keywords: {sizes[sizes > 1].sum():,} photos are in {(sizes > 1).sum():,} groups of "
+        f"near-duplicates and bursts (data.burst_seconds), each in one split; the largest has "
+        f"{sizes.max():,}"
+    )
+    return groups
 
 
 def similar_words(counts: Mapping[str, int]) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from mldec.data.cache import cached_table
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.table import Table, TableBuilder, path_inside
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
@@ -21,6 +21,7 @@ log = logging.getLogger("mldec")
 
 # Cached value of a class with difficult objects only.
 DIFFICULT = 2
+_LISTED = {"1": 1, "0": DIFFICULT, "-1": 0}  # values in the list of a class
 MEANINGS = {"negative": 0, "positive": 1, "ignore": -1}
 
 Difficult = Literal["negative", "positive", "ignore"]
@@ -107,27 +108,29 @@ def _parse_lists(folder: Path, split: str) -> Table:
 
     The images are in the order of the list of the split, or else of the first class.
     """
-    lists = {name: folder / f"{name}_{split}.txt" for name in VOC}
-    found = {name: path for name, path in lists.items() if path.is_file()}
-    if not found:
-        example = folder / f"{VOC[0]}_{split}.txt"
-        raise DataError(f"{example}: neither this list nor Annotations exists; restore them")
-    if len(found) < len(VOC):
-        missing = format_list([name for name in VOC if name not in found])
-        log.warning(f"{folder}: no list of {split} for {missing}; they count as absent")
-
+    listing = folder / f"{split}.txt"
     labels: dict[str, dict[str, int]] = {}
-    if (folder / f"{split}.txt").is_file():
-        labels = {line.split()[0]: {} for line in read_lines(folder / f"{split}.txt")}
-    for name, path in found.items():
+    if listing.is_file():
+        labels = {line.split()[0]: {} for line in read_lines(listing)}
+    missing = []
+    for name in VOC:
+        path = folder / f"{name}_{split}.txt"
+        if not path.is_file():
+            missing.append(name)
+            continue
         for number, line in enumerate(read_lines(path), 1):
             image, _, value = line.partition(" ")
-            if value.strip() not in ("1", "0", "-1"):
+            if value.strip() not in _LISTED:
                 fault = f"{abbreviate(line)} is not an image id and 1, 0 or -1"
                 raise DataError(f"{path}, line {number}: {fault}; correct it")
-            entries = labels.setdefault(image, {})
-            if value.strip() != "-1":
-                entries[name] = 1 if value.strip() == "1" else DIFFICULT
+            labels.setdefault(image, {})[name] = _LISTED[value.strip()]
+
+    if len(missing) == len(VOC):
+        example = folder / f"{VOC[0]}_{split}.txt"
+        raise DataError(f"{example}: neither this list nor Annotations exists; restore them")
+    if missing:
+        names = format_list(missing)
+        log.warning(f"{folder}: no list of {split} for {names}; they count as absent")
 
     builder = TableBuilder(classes=VOC)
     for image, entries in labels.items():

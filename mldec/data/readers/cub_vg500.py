@@ -1,18 +1,21 @@
-"""CUB-200-2011 as multi-label classification of 312 attributes."""
+"""CUB-200-2011 (312 attributes) and Visual Genome 500 as multi-label classification."""
 
+import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mldec.data.cache import cached_table
-from mldec.data.settings import Source
+from mldec.data.photos import list_folder
+from mldec.data.source import Source
 from mldec.data.splits import log_split
-from mldec.data.table import Table, TableBuilder
+from mldec.data.table import Table, TableBuilder, encode_paths
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
-from mldec.files.text import open_binary, read_lines, reading, unique
-from mldec.names import check_names
+from mldec.files.text import member, open_binary, read_json, read_lines, reading, unique
+from mldec.names import check_names, given_names, numbered_names
 
 
 def cub(*, root: str, threshold: float = 0.5) -> Source:
@@ -37,7 +40,7 @@ def cub(*, root: str, threshold: float = 0.5) -> Source:
     sources = [base / "images.txt", base / "train_test_split.txt", names, labels]
 
     def load(split: str, cache_dir: str | None) -> StoredImages:
-        parse = partial(_parse, sources, split)
+        parse = partial(_parse_cub, sources, split)
         table = cached_table(f"cub {split}", sources, parse, cache_dir)
         log_split("cub", split, table)
         return in_folder(table, base / "images")
@@ -45,7 +48,7 @@ def cub(*, root: str, threshold: float = 0.5) -> Source:
     return Source(load=load, val="test", where=folder, evaluator=evaluator)
 
 
-def _parse(sources: list[Path], split: str) -> Table:
+def _parse_cub(sources: list[Path], split: str) -> Table:
     """Return the images of one split in the order of images.txt."""
     images, split_file, names, labels = sources
     files = _read_pairs(images)
@@ -87,3 +90,67 @@ def _read_attributes(path: Path, images: list[str], num_attributes: int) -> dict
         if num_lines != expected:
             raise ValueError(f"{num_lines:,} lines, but {expected:,} pairs of image and attribute")
     return attributes
+
+
+def vg500(
+    *,
+    root: str,
+    train: str = "train_list_500.txt",
+    val: str = "test_list_500.txt",
+    labels: str = "vg_category_500_labels_index.json",
+    images: str = "VG_100K",
+    num_classes: int = 500,
+    classes: str | None = None,
+    threshold: float = 0.5,
+) -> Source:
+    """Return Visual Genome 500, images in the order of the lists. VG-200 has the same format.
+
+    Args:
+        root: Folder of the lists, the label file and the image folders.
+        train: List of training images, one name per line.
+        val: List of validation images.
+        labels: JSON file that maps image names to class indices.
+        images: Image folder. Images are also searched in the folder with the suffix "_2", if it
+            exists, because there are two archives.
+        num_classes: Number K of classes.
+        classes: Text file with one class name per line. None uses "class 0" to "class 499", because
+            no class names were published.
+    """
+    evaluator = multi_label(threshold)
+    folder = check_folder(root, "Visual Genome 500")
+
+    names = given_names(classes, folder) or numbered_names(num_classes)
+    if len(names) != num_classes:
+        raise ValueError(f"num_classes is {num_classes}, but data.classes has {len(names)} names")
+
+    def load(split: str, cache_dir: str | None) -> StoredImages:
+        sources = [folder / split, folder / labels]
+        parse = partial(_parse_vg500, sources[0], sources[1], num_classes)
+        table = cached_table(f"vg500 {num_classes}", sources, parse, cache_dir)
+
+        # The names are not part of the cached table, so it fits all names.
+        table = replace(table, classes=names)
+        log_split("vg500", split, table)
+        second = f"{images}_2"
+        if not (folder / second).is_dir():
+            return in_folder(table, folder / images)
+
+        in_second = {os.fsencode(entry.name) for entry in list_folder(folder / second)}
+        files = []
+        for name in table.files.tolist():
+            folder_of_image = second if name in in_second else images
+            files.append(f"{folder_of_image}/{os.fsdecode(name)}")
+        return in_folder(replace(table, files=encode_paths(files)), folder)
+
+    return Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
+
+
+def _parse_vg500(image_list: Path, label_file: Path, num_classes: int) -> Table:
+    labels = read_json(label_file)
+    # The file has indices, and the names are set after the cache.
+    builder = TableBuilder(list(map(str, range(num_classes))))
+    with naming_errors(label_file, DataError, remedy="use the map of images to classes"):
+        for number, name in enumerate(read_lines(image_list), 1):
+            classes = member(labels, name, list)
+            builder.add(name, dict.fromkeys(classes, 1), f"{image_list}, line {number}")
+    return builder.build(image_list)

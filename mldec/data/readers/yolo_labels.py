@@ -13,7 +13,7 @@ from typing import Any
 
 from mldec.data.images import READ
 from mldec.data.photos import PhotoFinder, SkippedFiles, files_below
-from mldec.data.settings import Source
+from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
 from mldec.data.table import Table, TableBuilder, path_inside
 from mldec.data.tasks import multi_label
@@ -101,6 +101,7 @@ def _load_split(
     if skipped and not images:
         raise DataError(f"{source}, {split}: no supported image; {skipped}")
 
+    # Two images may differ in their suffix only, and would share their labels without a word.
     label_files: dict[Path, Path] = {}  # maps a label file to its image
     for image in images:
         file = _label_file(image)

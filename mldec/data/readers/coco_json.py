@@ -12,10 +12,17 @@ import numpy as np
 
 from mldec.data.cache import cached_table
 from mldec.data.labels import from_statements
-from mldec.data.settings import DEFAULT_VECTORS, NO_VECTORS, Source, VectorSettings
+from mldec.data.source import Source
 from mldec.data.splits import check_val, warn_empty_classes
 from mldec.data.table import Table, encode_paths, path_inside
-from mldec.data.tasks import ZeroShot, multi_label, split_classes
+from mldec.data.tasks import (
+    DEFAULT_VECTORS,
+    NO_VECTORS,
+    VectorSettings,
+    ZeroShot,
+    multi_label,
+    split_classes,
+)
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import member, read_json, unique
@@ -51,6 +58,8 @@ def coco(
 
     def load(split: str, cache_dir: str | None) -> StoredImages:
         if split == val:
+            # Before the file is opened, because a hint to the existing splits helps more than a
+            # missing file.
             present = [path.parent.name for path in folder.glob(f"*/{_ROBOFLOW}")]
             for path in folder.glob("annotations/instances_*.json"):
                 present.append(path.stem.removeprefix("instances_"))
@@ -141,6 +150,7 @@ def _by_id(content: Any, key: str, text: str, annotations: Path) -> dict[int | s
         with naming_errors(f"{annotations}, {key}, entry {number}", DataError, remedy=_REMEDY):
             pairs.append((_id(entry, "id"), member(entry, text, kind)))
     by_id = unique(pairs, f"{key}: the id")
+    # Numbers before text, which cannot be compared with each other.
     return dict(sorted(by_id.items(), key=lambda item: (isinstance(item[0], str), item[0])))
 
 

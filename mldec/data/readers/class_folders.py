@@ -1,0 +1,280 @@
+"""Single-label images with one folder per class, and ImageNet-1k with a folder per WordNet id."""
+
+import logging
+import os
+from collections.abc import Sequence
+from functools import partial
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from mldec.data.cache import cached_table
+from mldec.data.images import READ
+from mldec.data.labels import from_single
+from mldec.data.photos import SkippedFiles, user_entries
+from mldec.data.source import Source
+from mldec.data.splits import HELD_OUT_BY_HASH, HoldOut, check_val, log_split
+from mldec.data.table import Table, TableBuilder, encode_paths
+from mldec.data.tasks import single_label
+from mldec.data.types import StoredImages, check_folder, in_folder
+from mldec.errors import DataError, naming_errors
+from mldec.files.tables import csv_columns
+from mldec.files.text import expect, read_json, read_lines
+from mldec.names import (
+    as_name,
+    check_names,
+    disambiguate,
+    given_names,
+    indices_of,
+    unknown_class,
+)
+
+log = logging.getLogger("mldec")
+
+
+def read_class_folders(
+    folder: Path,
+    class_names: Sequence[str],
+    display_names: tuple[str, ...],
+    cache_dir: str | None,
+) -> Table:
+    """Return the images of the class folders in `folder`, sorted by class and file name.
+
+    `class_names` are the folder names in the order of the classes. Folders may be absent.
+    `display_names` are the class names of the table, one per folder.
+    """
+    present = list_class_folders(folder)
+    for name in present:
+        if name not in class_names:
+            raise unknown_class(name, class_names, str(folder))
+
+    def parse() -> Table:
+        columns = indices_of(class_names)
+        files: list[str] = []
+        classes: list[int] = []
+        # The order of the given classes, so that the images are sorted by class index.
+        for name in sorted(present, key=columns.__getitem__):
+            images = list_images(folder / name)
+            files += [f"{name}/{image}" for image in images]
+            classes += [columns[name]] * len(images)
+
+        labels = from_single(np.array(classes, np.int32), len(display_names))
+        return Table(encode_paths(files), labels, display_names)
+
+    # The key has a hash of the names, because a plain list of names would be ambiguous.
+    chosen = (tuple(class_names), display_names, sorted(READ))
+    settings = sha256(os.fsencode(repr(chosen))).hexdigest()
+    sources = [folder]
+    sources += [folder / name for name in present]
+    return cached_table(f"folders 2 {settings}", sources, parse, cache_dir)
+
+
+def list_class_folders(folder: Path, skipped: SkippedFiles | None = None) -> list[str]:
+    """Return the sorted names of the user's folders in a folder."""
+    entries = user_entries(folder, skipped)
+    return [as_name(entry.name, folder) for entry in entries if entry.is_dir()]
+
+
+def list_images(folder: Path) -> list[str]:
+    """Return the sorted names of the user's image files in a folder."""
+    entries = user_entries(folder)
+    files = [entry.name for entry in entries if not entry.is_dir()]
+    images = [name for name in files if Path(name).suffix.lower() in READ]
+
+    # Do not silently ignore images in inner folders.
+    if not images and len(files) < len(entries):
+        fault = "it has folders and no image"
+        raise DataError(f"{folder}: {fault}; move the images out of the inner folders")
+    return images
+
+
+def folders(
+    *,
+    root: str,
+    train: str = "train",
+    val: str = "val",
+    classes: str | list[str] | None = None,
+    exclusive: Literal[True] = True,
+    division: HoldOut = HELD_OUT_BY_HASH,
+    top_k: int | None = None,
+) -> Source:
+    """Return single-label images. The label is the name of the folder.
+
+    The layout is root/train/CLASS/*.jpg and root/val/CLASS/*.jpg. If `root` has neither of these
+    folders, root/CLASS/*.jpg is split in a reproducible way.
+
+    Args:
+        classes: Class names in order, or a text file with one name per line. None takes the sorted
+            folder names of `train`.
+        exclusive: Always True: each image has exactly one label, see `csv_table`.
+        division: Held-out images if `root` has no folders `train` and `val`.
+    """
+    evaluator = single_label(top_k)
+    folder = check_folder(root, "a folder per class")
+    names = given_names(classes, folder)
+
+    # If only one split has a folder, this folder must not be used as a class folder.
+    divided = (folder / train).is_dir() or (folder / val).is_dir()
+
+    def load(split: str, cache_dir: str | None) -> StoredImages:
+        if divided and split == val:
+            check_val(val, list_class_folders(folder), folder)
+
+        # Both splits use the class folders of the training split.
+        parent = folder / train if divided else folder
+        class_names = names or list_class_folders(parent)
+        class_names = check_names(class_names, folder)
+
+        images = folder / split if divided else folder
+        table = read_class_folders(images, class_names, class_names, cache_dir)
+        skipped = SkippedFiles()
+        for name in list_class_folders(images, skipped):
+            for entry in user_entries(images / name, skipped):
+                skipped.add(f"{name}/{entry.name}")
+        if skipped and not len(table):
+            raise DataError(f"{images}: no supported image; {skipped}")
+        # An undivided folder has the same files for both splits. Warn only once.
+        if divided or split == train:
+            skipped.log(f"folders {split}")
+        if not divided:
+            table = division.select(table, val=split == val)
+
+        log_split("folders", split, table)
+        return in_folder(table, images)
+
+    return Source(
+        load=load, train=train, val=val, where=folder, evaluator=evaluator, exclusive=True
+    )
+
+
+_KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")
+_SOLUTION = "LOC_val_solution.csv"
+
+
+def imagenet(
+    *,
+    root: str,
+    train: str = "train",
+    val: str = "val",
+    class_map: str = "imagenet1k",
+    real_labels: str | None = None,
+    top_k: int | None = None,
+) -> Source:
+    """Return ImageNet-1k, or a subset of its classes, sorted by class and file name.
+
+    The class index is the position of the WordNet id (wnid) in the sorted class map, as in
+    torchvision, Keras and timm, so that a missing class folder does not shift other classes. The
+    ILSVRC2012_ID of the devkit (1 to 1,000) has another order and is not used.
+
+    Args:
+        root: Folder with train/WNID/*.JPEG and val/WNID/*.JPEG, or the Kaggle folder with
+            ILSVRC/Data/CLS-LOC/{train,val} and LOC_val_solution.csv.
+        class_map: "imagenet1k": the 1,000 classes. "folders": the class folders of `train`.
+            Otherwise a text file with a wnid at the start of each line, in any order.
+        real_labels: File of the ReaL labels, a JSON list of the valid class indices of each
+            validation image, sorted by image number. timm has it as
+            data/_info/imagenet_real_labels.json. The labels replace the labels of `val`. Images may
+            have several labels, and images without labels are omitted. The metrics get the suffix
+            "_real", such as top1_real.
+    """
+    evaluator = single_label(top_k, suffix="_real" if real_labels else "")
+    folder = check_folder(root, "ImageNet")
+    if (folder / _KAGGLE).is_dir():
+        folder = folder / _KAGGLE
+    wnids = _wnids(class_map, folder / train)
+
+    def load(split: str, cache_dir: str | None) -> StoredImages:
+        table = _read_split(folder, split, wnids, cache_dir)
+        if real_labels and split == val:
+            table = _with_real_labels(table, Path(real_labels).expanduser())
+
+        log_split("imagenet", split, table)
+        return in_folder(table, folder / split)
+
+    return Source(
+        load=load, train=train, val=val, where=folder, evaluator=evaluator, exclusive=True
+    )
+
+
+def readable(wnids: list[str]) -> tuple[str, ...]:
+    """Return a unique class name for each wnid, such as "tench, Tinca tinca".
+
+    The wnid is appended to names that are not unique, such as "crane". A wnid that is unknown to
+    timm is used as the name.
+    """
+    lines = _read_info("imagenet_synset_to_lemma.txt").splitlines()
+    lemmas = dict(line.split("\t", 1) for line in lines)
+    return disambiguate([lemmas.get(wnid, wnid) for wnid in wnids], wnids)
+
+
+def _read_info(name: str) -> str:
+    return (files("timm.data") / "_info" / name).read_text(encoding="utf-8")
+
+
+def _wnids(class_map: str, train: Path) -> list[str]:
+    if class_map == "imagenet1k":
+        return sorted(_read_info("imagenet_synsets.txt").split())
+    if class_map == "folders":
+        return list_class_folders(train)
+
+    file = Path(class_map).expanduser()
+    # Such lists often have the name of the class after the id.
+    wnids = [line.split()[0] for line in read_lines(file)]
+    return sorted(check_names(wnids, file))
+
+
+def _read_split(root: Path, split: str, wnids: list[str], cache_dir: str | None) -> Table:
+    """Return the images of a split with class folders or of Kaggle's flat folder."""
+    folder = root / split
+    names = readable(wnids)
+    if list_class_folders(folder):
+        return read_class_folders(folder, wnids, names, cache_dir)
+
+    # The classes of a flat folder are in Kaggle's table, in the folder or up to three levels above.
+    candidates = [root / _SOLUTION]
+    candidates += [parent / _SOLUTION for parent in root.parents[:3]]
+    solution = next((file for file in candidates if file.is_file()), None)
+    if solution is None or not list_images(folder):
+        fault = f"there is neither a folder per class nor {_SOLUTION}"
+        raise DataError(f"{folder}: {fault}; unpack and sort the official archives")
+    settings = sha256(" ".join(wnids).encode()).hexdigest()
+    parse = partial(_parse_solution, solution, wnids, names)
+    return cached_table(f"imagenet {settings}", [solution], parse, cache_dir)
+
+
+def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) -> Table:
+    columns = indices_of(wnids)
+    images = []
+    for first_row, chunk in csv_columns(solution, ["ImageId", "PredictionString"]):
+        for row, (image, boxes) in enumerate(zip(*chunk, strict=True), first_row):
+            # All boxes of an image have the same class, so use the first wnid.
+            where = f"{solution}, row {row}"
+            wnid = boxes.partition(" ")[0]
+            if wnid not in columns:
+                raise unknown_class(wnid, wnids, where)
+            images.append((columns[wnid], f"{image}.JPEG", where))
+
+    # Sort by class and name, so that the order is the same as with class folders.
+    builder = TableBuilder(classes=names)
+    for column, file, where in sorted(images):
+        builder.add(file, {column: 1}, where)
+    return builder.build(solution)
+
+
+def _with_real_labels(table: Table, file: Path) -> Table:
+    real_labels = read_json(file)
+    builder = TableBuilder(classes=table.classes)
+    for name in map(os.fsdecode, table.files.tolist()):
+        where = f"{file}: {name}"
+        with naming_errors(where, DataError, remedy="use the list of class indices per image"):
+            # The number in ILSVRC2012_val_00000293.JPEG. Numbers start at 1.
+            number = int(name.rpartition("_")[2].partition(".")[0])
+            classes = expect(expect(real_labels, list, "it")[number - 1], list, f"entry {number}")
+            builder.add(name, dict.fromkeys(classes, 1), where)
+
+    # Omit images without a valid class, as the authors do.
+    real = builder.build(file)
+    return real.select(real.labels.counts_per_image() > 0)
