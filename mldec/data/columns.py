@@ -20,6 +20,7 @@ import numpy as np
 
 from mldec.data.images import NOT_READ, READ
 from mldec.data.labels import Labels, from_dense, from_entries
+from mldec.data.splits import SPLITS
 from mldec.errors import DataError
 from mldec.files.tables import Cell, Unreadable, as_cell, simple_name
 from mldec.names import abbreviate, as_name, check_names, format_list, indices_of, unknown_class
@@ -42,8 +43,6 @@ _NO_CLASSES = ("path", "labels", "negatives", "group", *_SPLIT_COLUMNS)
 # Columns of flags, such as is_valid, and the splits of the rows where the flag is true and false.
 _FLAGS = dict.fromkeys(("isvalid", "isval", "isvalidation"), ("val", "train"))
 _FLAGS |= {"istest": ("test", "train"), "istrain": ("train", "val")}
-SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
-SPLITS |= {"dev": "val", "test": "test", "testing": "test"}
 
 # Names of columns of row numbers and ids. `DataFrame.to_csv` writes the index as a column without a
 # name, which `read_csv` calls "Unnamed: 0". Its numbers 0 and 1 would look like a class.

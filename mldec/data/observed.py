@@ -93,7 +93,7 @@ class Observed:
         return replace(images, labels=replace(labels.select_entries(chosen), default=default))
 
     def _partly_annotated(self, labels: Labels, split_name: str) -> Labels:
-        """Return the labels with those that `drop_labels` or `keep_per_class` removes as -1."""
+        """Return the labels with -1 where `drop_labels` or `keep_per_class` removes a label."""
         # Each pair of image and class has a random number, so the labels become a matrix.
         cells = len(labels) * labels.num_classes
         if cells > MAX_CELLS:

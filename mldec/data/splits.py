@@ -20,11 +20,31 @@ from mldec.names import format_list
 log = logging.getLogger("mldec")
 
 
+# Common names of splits, and their meaning.
+SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
+SPLITS |= {"dev": "val", "test": "test", "testing": "test"}
+
+
+def find_split(wanted: str, present: Collection[str]) -> str:
+    """Return the name of a split as it is written in the data, or `wanted` if it is absent.
+
+    Case is ignored. Names such as val and valid are equivalent, unless the data has both.
+    """
+    if wanted in present:
+        return wanted
+    lower = wanted.strip().lower()
+    same = [name for name in present if name.lower() == lower]
+    if not same and lower in SPLITS:
+        same = [name for name in present if SPLITS.get(name.lower()) == SPLITS[lower]]
+    return same[0] if len(same) == 1 else wanted
+
+
 def check_val(val: str, present: Collection[str], where: Path) -> None:
     """Raise DataError if the validation split is absent but has another common name."""
-    others = [name for name in ("val", "valid", "validation", "dev", "test") if name in present]
-    if val not in present and others:
-        raise DataError(f"{where}: there is no split {val!r}; pass data.val={others[0]}")
+    for meaning in ("val", "test"):
+        others = sorted(name for name in present if SPLITS.get(name.lower()) == meaning)
+        if val not in present and others:
+            raise DataError(f"{where}: there is no split {val!r}; pass data.val={others[0]}")
 
 
 def log_split(what: str, split: str, table: Table) -> None:

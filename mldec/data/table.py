@@ -132,7 +132,7 @@ def path_inside(path: str, where: str, *, folder: Path | None = None) -> str:
     # "C:" at the start is a Windows drive.
     is_absolute = parts[0] == "" or parts[0].endswith(":")
     if is_absolute or ".." in parts or "\0" in path:
-        outside = f"{given} is not a path inside the image folder"
-        raise DataError(f"{where}: {outside} {folder or ''}; correct it")
+        inside = f"the image folder {folder}" if folder else "the image folder"
+        raise DataError(f"{where}: {given} is not a path inside {inside}; correct it")
 
     return "/".join(part for part in parts if part not in ("", "."))

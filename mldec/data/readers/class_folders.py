@@ -16,7 +16,7 @@ from mldec.data.images import READ
 from mldec.data.labels import from_single
 from mldec.data.photos import SkippedFiles, user_entries
 from mldec.data.source import Source
-from mldec.data.splits import HELD_OUT_BY_HASH, HoldOut, check_val, log_split
+from mldec.data.splits import HELD_OUT_BY_HASH, SPLITS, HoldOut, check_val, find_split, log_split
 from mldec.data.table import Table, TableBuilder, encode_paths
 from mldec.data.tasks import single_label
 from mldec.data.types import StoredImages, check_folder, in_folder
@@ -103,8 +103,9 @@ def folders(
 ) -> Source:
     """Return single-label images. The label is the name of the folder.
 
-    The layout is root/train/CLASS/*.jpg and root/val/CLASS/*.jpg. If `root` has neither of these
-    folders, root/CLASS/*.jpg is split in a reproducible way.
+    The layout is root/train/CLASS/*.jpg and root/val/CLASS/*.jpg, or other common names of both
+    folders such as Training and valid. If `root` has neither of these folders, root/CLASS/*.jpg is
+    split in a reproducible way.
 
     Args:
         classes: Class names in order, or a text file with one name per line. None takes the sorted
@@ -116,24 +117,30 @@ def folders(
     folder = check_folder(root, "a folder per class")
     names = given_names(classes, folder)
 
-    # If only one split has a folder, this folder must not be used as a class folder.
+    # If only one split has a folder, this folder must not be used as a class folder. Other names of
+    # splits may be classes, such as valid and invalid, unless there is a training folder, too.
     divided = (folder / train).is_dir() or (folder / val).is_dir()
+    present = list_class_folders(folder)
+    train_name = find_split(train, present)
+    if not divided and train_name in present:
+        divided = sum(name.lower() in SPLITS for name in present) > 1
 
     def load(split: str, cache_dir: str | None) -> StoredImages:
+        name = find_split(split, present)
         if divided and split == val:
-            check_val(val, list_class_folders(folder), folder)
+            check_val(name, present, folder)
 
         # Both splits use the class folders of the training split.
-        parent = folder / train if divided else folder
+        parent = folder / train_name if divided else folder
         class_names = names or list_class_folders(parent)
         class_names = check_names(class_names, folder)
 
-        images = folder / split if divided else folder
+        images = folder / name if divided else folder
         table = read_class_folders(images, class_names, class_names, cache_dir)
         skipped = SkippedFiles()
-        for name in list_class_folders(images, skipped):
-            for entry in user_entries(images / name, skipped):
-                skipped.add(f"{name}/{entry.name}")
+        for class_folder in list_class_folders(images, skipped):
+            for entry in user_entries(images / class_folder, skipped):
+                skipped.add(f"{class_folder}/{entry.name}")
         if skipped and not len(table):
             raise DataError(f"{images}: no supported image; {skipped}")
         # An undivided folder has the same files for both splits. Warn only once.

@@ -1,6 +1,7 @@
 """MS-COCO as multi-label classification, and its zero-shot split."""
 
 import logging
+import os
 from array import array
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +14,7 @@ import numpy as np
 from mldec.data.cache import cached_table
 from mldec.data.labels import from_statements
 from mldec.data.source import Source
-from mldec.data.splits import check_val, warn_empty_classes
+from mldec.data.splits import HELD_OUT, SPLITS, HoldOut, check_val, find_split, warn_empty_classes
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import (
     DEFAULT_VECTORS,
@@ -40,6 +41,7 @@ def coco(
     train: str = "train2014",
     val: str = "val2014",
     annotated_only: bool = True,
+    division: HoldOut = HELD_OUT,
     threshold: float = 0.5,
     skip_empty: bool = False,
     words: VectorSettings = NO_VECTORS,
@@ -47,24 +49,36 @@ def coco(
     """Return MS-COCO: 80 classes sorted by category id, images sorted by image id.
 
     Args:
-        root: Folder with annotations/instances_{split}.json and the image folders {split}/, or a
-            Roboflow export with {split}/_annotations.coco.json.
+        root: Folder with annotations/instances_{split}.json and the image folders {split}/ or
+            images/{split}/, a Roboflow export with {split}/_annotations.coco.json, or an export
+            with a single JSON file and images/, such as those of CVAT and Label Studio.
         annotated_only: Omit images without objects, as in the official code. 82,081 of 82,783
             training images and 40,137 of 40,504 validation images of 2014 remain.
+        division: Held-out images if there is a single file without the name of a validation split.
         words: Word vectors for a head with word queries.
     """
     evaluator = multi_label(threshold, skip_empty=skip_empty)
     folder = check_folder(root, "MS-COCO")
 
     def load(split: str, cache_dir: str | None) -> StoredImages:
-        if split == val:
+        files = _find_files(folder)
+        name = find_split(split, files)
+        # A single file is divided. An official split such as train2014 is not, because its
+        # validation split has a file of its own.
+        is_single = len(files) == 1 and val in SPLITS and find_split(val, files) not in files
+        if is_single:
+            name = next(iter(files))
+        elif split == val:
             # Before the file is opened, because a hint to the existing splits helps more than a
             # missing file.
-            present = [path.parent.name for path in folder.glob(f"*/{_ROBOFLOW}")]
-            for path in folder.glob("annotations/instances_*.json"):
-                present.append(path.stem.removeprefix("instances_"))
-            check_val(val, present, folder)
-        return _load_split(folder, split, cache_dir, annotated_only=annotated_only)
+            check_val(name, files, folder)
+        table, image_folder = _load_split(
+            folder, files, name, cache_dir, annotated_only=annotated_only
+        )
+        if is_single:
+            table = division.select(table, val=split == val)
+            log.info(f"coco: {files[name]} is the only file: {len(table):,} images for {split}")
+        return in_folder(table, image_folder)
 
     source = Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
     if words.vectors is None:
@@ -72,13 +86,38 @@ def coco(
     return replace(source, vectors=lambda names: words.of_classes(folder, names, names)[1:])
 
 
+def _find_files(root: Path) -> dict[str, Path]:
+    """Return the annotation files by split. The split of a single file of another name is ""."""
+    files = {}
+    for path in root.glob("annotations/instances_*.json"):
+        files[path.stem.removeprefix("instances_")] = path
+    for path in root.glob(f"*/{_ROBOFLOW}"):
+        files[path.parent.name] = path
+    others = list(root.glob("*.json")) + list(root.glob("annotations/*.json"))
+    if not files and len(others) == 1:
+        files[""] = others[0]
+    return files
+
+
+def _image_folder(root: Path, split: str, table: Table) -> Path:
+    """Return the first folder that contains the first image, or root/split."""
+    folders = [root / split, root / "images" / split, root / "images", root]
+    for folder in folders:
+        if (folder / os.fsdecode(table.files[0])).is_file():
+            return folder
+    return folders[0]
+
+
 def _load_split(
-    root: Path, split: str, cache_dir: str | None, *, annotated_only: bool
-) -> StoredImages:
-    annotations = root / "annotations" / f"instances_{split}.json"
-    roboflow = root / split / _ROBOFLOW
-    if roboflow.is_file():
-        annotations = roboflow
+    root: Path,
+    files: Mapping[str, Path],
+    split: str,
+    cache_dir: str | None,
+    *,
+    annotated_only: bool,
+) -> tuple[Table, Path]:
+    """Return the images of a split and their folder."""
+    annotations = files.get(split, root / "annotations" / f"instances_{split}.json")
     table = cached_table("coco labels", [annotations], partial(_parse, annotations), cache_dir)
 
     # Each entry of the sparse labels is positive, so images without objects have no entry.
@@ -89,8 +128,7 @@ def _load_split(
         raise DataError(f"{annotations}: no image{condition}; restore it")
     log.info(f"coco {split}: {len(table):,} images{condition}, {len(table.classes)} classes")
     warn_empty_classes("coco", split, table)
-
-    return in_folder(table, root / split)
+    return table, _image_folder(root, split, table)
 
 
 def _parse(annotations: Path) -> Table:
@@ -223,7 +261,10 @@ def coco_zsl(
 
 def _load_zero_shot(folder: Path, split: str, cache_dir: str | None) -> StoredImages:
     """Return the images with at least one of the 65 classes, without the 15 unused classes."""
-    images = _load_split(folder, split, cache_dir, annotated_only=False)
+    table, image_folder = _load_split(
+        folder, _find_files(folder), split, cache_dir, annotated_only=False
+    )
+    images = in_folder(table, image_folder)
 
     # Select the classes first: images with unused classes only have no label left.
     used = np.flatnonzero(np.isin(images.classes, SEEN + UNSEEN)).tolist()

@@ -10,9 +10,9 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset
 
 from mldec.data.columns import LABELS, Rules
 from mldec.data.images import as_file
-from mldec.data.readers.tables import csv_table, find_name, parse
+from mldec.data.readers.tables import csv_table, parse
 from mldec.data.source import Source
-from mldec.data.splits import HELD_OUT, HoldOut, check_val
+from mldec.data.splits import HELD_OUT, HoldOut, check_val, find_split
 from mldec.data.types import ImagesInMemory
 from mldec.errors import ConfigError, DataError, naming_errors
 from mldec.files.tables import simple_name
@@ -65,7 +65,7 @@ def dataset(
     splits = as_splits(in_memory)
 
     # Other splits, such as test, are often without labels.
-    wanted = [""] if "" in splits else [find_name(split, splits) for split in (train, val)]
+    wanted = [""] if "" in splits else [find_split(split, splits) for split in (train, val)]
     used = [split for split in dict.fromkeys(wanted) if split in splits]
     if not used:
         check_val(val, splits, Path(where))

@@ -5,7 +5,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import DirEntry
 from pathlib import Path, PurePath
@@ -17,7 +17,6 @@ from mldec.data.columns import (
     LABELS,
     MISSING,
     PATHS,
-    SPLITS,
     Column,
     Rules,
     Sheet,
@@ -31,7 +30,7 @@ from mldec.data.images import READ
 from mldec.data.labels import Labels, from_statements
 from mldec.data.photos import PhotoFinder, user_entries
 from mldec.data.source import Source
-from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
+from mldec.data.splits import HELD_OUT, SPLITS, HoldOut, check_val, find_split, log_split
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import multi_label, partial_labels, single_label
 from mldec.data.types import Annotations, StoredImages, check_folder
@@ -57,6 +56,8 @@ _LAYOUTS = {
     "data.yml": "data=yolo data.file=data.yml",
     "obj.names": "data=yolo",
     "annotations/instances_train.json": "data=coco_json",
+    "annotations/instances_default.json": "data=coco_json",
+    "result.json": "data=coco_json",
     "train/_annotations.coco.json": "data=coco_json",
     "annotations.xml": "data=cvat",
     "train/labels.json": "data=fiftyone",
@@ -169,15 +170,15 @@ class _Splits:
         self._by_number = by_number
         self._val_part = val
         self.counts = Counter(self._names.tolist()) + Counter(annotations.others)
-        self._train = find_name(train, self.counts)
-        self.val = find_name(val, self.counts)
+        self._train = find_split(train, self.counts)
+        self.val = find_split(val, self.counts)
         # If the table has another split, such as test, the user must choose, because a test split
         # must not become the validation split.
         self.holds_out = self.val not in self.counts and not set(self.counts) - {self._train, ""}
 
     def rows(self, part: str) -> np.ndarray:
         """Return the rows of a split, before images are held out."""
-        split = find_name(part, self.counts)
+        split = find_split(part, self.counts)
         if self.holds_out:
             split = self._train
         elif part == self._val_part:
@@ -226,7 +227,7 @@ def _read(
 
     # A test table often has the columns of the others except for the labels.
     most = max(len(frame.columns) for frame in frames.values())
-    names = [find_name(name, tables) for name in used_splits]
+    names = [find_split(name, tables) for name in used_splits]
     used = {}
     for split, frame in frames.items():
         if len(frame.columns) < most and split not in names:
@@ -235,18 +236,6 @@ def _read(
             used[str(tables[split])] = frame.assign(split=split)
     log.info(f"data: the splits are {' and '.join(used)}")
     return used
-
-
-def find_name(wanted: str, present: Collection[str]) -> str:
-    """Return the name of a split as it is written in a table, or `wanted` if it has none.
-
-    Names such as val and valid are equivalent, unless the table has both.
-    """
-    wanted = wanted.strip().lower()
-    if wanted in present or wanted not in SPLITS:
-        return wanted
-    same = [name for name in present if SPLITS.get(name) == SPLITS[wanted]]
-    return same[0] if len(same) == 1 else wanted
 
 
 def find_tables(folder: Path) -> dict[str, list[Path]]:
@@ -275,7 +264,7 @@ def _find_tables(folder: Path, train: str) -> dict[str, Path]:
     """
     found = find_tables(folder)
     # Other tables, such as a list of the classes, do not count if there is a training table.
-    if find_name(train, found) in found:
+    if find_split(train, found) in found:
         found.pop("", None)
     else:
         found = {"": found.get("", [])}
@@ -297,11 +286,9 @@ def _find_tables(folder: Path, train: str) -> dict[str, Path]:
 def find_layouts(folder: Path) -> dict[str, str]:
     """Return the files of known dataset formats in a folder, and the settings that read them."""
     layouts = {name: settings for name, settings in _LAYOUTS.items() if (folder / name).exists()}
-    if "train/_annotations.coco.json" in layouts and (folder / "valid").is_dir():
-        layouts["train/_annotations.coco.json"] += " data.val=valid"
-
     # At least two folders with images are class folders. They may be in folders of splits.
-    parts = [folder / name for name in ("train", "val") if (folder / name).is_dir()] or [folder]
+    inner = [Path(entry.path) for entry in user_entries(folder) if entry.is_dir()]
+    parts = [path for path in inner if path.name.lower() in SPLITS] or [folder]
     if not layouts and all(sum(map(_has_image, user_entries(part))) > 1 for part in parts):
         layouts["class folders"] = "data=folders"
     return layouts

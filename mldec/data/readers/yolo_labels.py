@@ -42,9 +42,10 @@ def yolo(
     """Return the images of a YOLO dataset, sorted by path, or in the order of a text file.
 
     Args:
-        file: YAML file in `root`. It has `names` (a list or a mapping of index to name), and for
-            each split an image folder, a list of folders, or a text file with a path per line. The
-            optional `path` is the parent of these folders.
+        file: YAML file in `root`. If there is no data.yaml, the only YAML file is read. It has
+            `names` (a list or a mapping of index to name), and for each split an image folder, a
+            list of folders, or a text file with a path per line. The optional `path` is the parent
+            of these folders.
         train: Key of the training split.
         val: Key of the validation split, such as "test".
         division: Held-out images if the dataset has a single split.
@@ -54,6 +55,10 @@ def yolo(
     source = folder / path_inside(file, "data.file")
     if not source.is_file() and (folder / DARKNET).is_file():
         source = folder / DARKNET
+    elif not source.is_file():
+        # Many data sets call the file dataset.yaml, or by their own name.
+        files = [path for path in folder.iterdir() if path.suffix in (".yaml", ".yml")]
+        source = files[0] if len(files) == 1 else source
 
     def load(split: str, _: str | None) -> StoredImages:
         content = _read(source)

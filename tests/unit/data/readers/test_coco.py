@@ -117,9 +117,31 @@ def test_roboflow_project_is_not_a_class(tmp_path, project):
             write_picture(tmp_path / "data" / split / image["file_name"])
         (tmp_path / "data" / split / "_annotations.coco.json").write_text(json.dumps(content))
 
-    data = Reader(coco, tmp_path / "data")(train="train", val="valid", annotated_only=False)
+    data = Reader(coco, tmp_path / "data")(train="train", val="val", annotated_only=False)
     assert data.train.classes.names == ("dog", "cat")
     assert (targets(data.train), targets(data.val)) == ([[0, 1], [0, 0]], [[1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("file", "folder"),
+    [
+        ("annotations/instances_default.json", "images"),  # CVAT
+        ("annotations/instances_default.json", "images/default"),
+        ("result.json", "images"),  # Label Studio
+        ("annotations/instances_train.json", "images/train"),
+        ("photos.json", ""),
+    ],
+)
+def test_single_file_is_divided(tmp_path, file, folder):
+    content = coco_content("own", {image: [(1, 7)[image % 2]] for image in range(10)})
+    for image in content["images"]:
+        write_picture(tmp_path / "data" / folder / image["file_name"])
+    (tmp_path / "data" / file).parent.mkdir(exist_ok=True)
+    (tmp_path / "data" / file).write_text(json.dumps(content))
+    data = Reader(coco, tmp_path / "data")(train="train", val="val", val_fraction=0.2)
+    files = [image["file_name"] for image in content["images"]]
+    assert 0 < len(names(data.val)) < 5
+    assert sorted(names(data.train) + names(data.val)) == files
 
 
 def test_sample_has_labels_of_annotations(sample_data, tmp_path):

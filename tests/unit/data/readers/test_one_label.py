@@ -59,6 +59,25 @@ def test_folders_are_sorted_by_class_and_name(write):
     assert labels(build().val) == [0, 1, 1, 2]
 
 
+def test_split_folders_may_have_other_names(write):
+    build = write("folders")
+    (build.root / "train").rename(build.root / "Training")
+    (build.root / "val").rename(build.root / "Validation")
+    data = build()
+    assert labels(data.train) == [0, 0, 0, 1, 1, 2]
+    assert labels(data.val) == [0, 1, 1]
+    (build.root / "Validation").rename(build.root / "Testing")
+    assert "data.val=Testing" in build.fault()
+
+
+def test_class_folder_may_be_called_like_a_split(tmp_path):
+    for name in ("valid", "invalid"):
+        for number in range(4):
+            write_picture(tmp_path / "all" / name / f"{number}.png")
+    data = Reader(folders, tmp_path / "all")(val_fraction=0.25)
+    assert data.train.classes.names == ("invalid", "valid")
+
+
 def test_single_folder_is_split_by_path(tmp_path):
     for name in ("a", "b"):
         for number in range(20):

@@ -441,7 +441,7 @@ def test_settings_of_older_checkpoints_are_accepted():
             "folders",
         ),
         ({"cat/1.jpg": "", "dog/2.jpg": ""}, "data=folders"),
-        ({"train/_annotations.coco.json": "", "valid/1.jpg": ""}, "data=coco_json data.val=valid"),
+        ({"train/_annotations.coco.json": "", "valid/1.jpg": ""}, "data=coco_json"),
         ({"annotations/instances_train.json": ""}, "data=coco_json"),
     ],
 )

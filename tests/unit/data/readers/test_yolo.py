@@ -103,6 +103,14 @@ def test_last_images_folder_is_replaced_by_labels(build, tmp_path):
     assert by_name(data.val) == VAL
 
 
+def test_only_yaml_file_is_read(build):
+    expected = by_name(build().train)
+    (build.root / "data.yaml").rename(build.root / "dataset.yaml")
+    assert by_name(Reader(yolo, build.root)().train) == expected
+    (build.root / "other.yaml").write_text("train: images\n")
+    assert "data.yaml" in Reader(yolo, build.root).fault()
+
+
 def test_single_split_is_divided(build):
     data = build({"val": None, "valid": None, "test": None}, val_fraction=0.25)
     assert by_name(data.train) | by_name(data.val) == TRAIN
