@@ -372,9 +372,9 @@ def nearest_classes(train: Classes, val: Classes, k: int = 3) -> dict[str, list[
 
     names = np.asarray(val.names)
     is_seen = np.isin(names, train.names)
-    vectors = normalize(val.word_vectors.double(), dim=1).numpy()
-    similarity = vectors[~is_seen] @ vectors[is_seen].T
-    table = pd.DataFrame(similarity, names[~is_seen], names[is_seen])
+    vectors = normalize(val.word_vectors.float(), dim=1)
+    similarity = vectors[~is_seen] @ vectors[is_seen].T  # [unseen, seen]
+    table = pd.DataFrame(similarity.double().numpy(), names[~is_seen], names[is_seen])
     return {str(name): list(row.nlargest(k).items()) for name, row in table.iterrows()}
 
 
