@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import torch
 from PIL import Image
 from torch.nn.functional import normalize
@@ -187,14 +188,12 @@ def split_statistics(split: Split, labels: Labels) -> dict[str, Any]:
 
 
 def _print_statistics(part: str, statistics: dict[str, Any]) -> None:
+    per_class = "  images per class  {min:,} to {max:,}, median {median:,.0f}"
+    per_image = "  labels per image  {min} to {max}, mean {mean:.2f}"
     say(
         f"{part}: {statistics['images']:,} images, {statistics['classes']:,} classes",
-        "  images per class  {min:,} to {max:,}, median {median:,.0f}".format(
-            **statistics["images_per_class"]
-        ),
-        "  labels per image  {min} to {max}, mean {mean:.2f}".format(
-            **statistics["labels_per_image"]
-        ),
+        per_class.format(**statistics["images_per_class"]),
+        per_image.format(**statistics["labels_per_image"]),
         f"  without labels    {statistics['images_without_label']:,} images",
     )
     empty = statistics["classes_without_positive"]
@@ -371,18 +370,12 @@ def nearest_classes(train: Classes, val: Classes, k: int = 3) -> dict[str, list[
     if val.word_vectors is None:
         return {}
 
-    is_seen = np.isin(val.names, train.names)
-    seen = np.flatnonzero(is_seen)
-    unseen = np.flatnonzero(~is_seen)
+    names = np.asarray(val.names)
+    is_seen = np.isin(names, train.names)
     vectors = normalize(val.word_vectors.float(), dim=1)
-    similarity = vectors[unseen] @ vectors[seen].T  # [unseen, seen]
-    cosines, columns = similarity.topk(min(k, len(seen)), dim=1)
-
-    nearest = {}
-    for row, index in enumerate(unseen):
-        names = [val.names[column] for column in seen[columns[row].numpy()]]
-        nearest[val.names[index]] = list(zip(names, cosines[row].tolist(), strict=True))
-    return nearest
+    similarity = vectors[~is_seen] @ vectors[is_seen].T  # [unseen, seen]
+    table = pd.DataFrame(similarity.double().numpy(), names[~is_seen], names[is_seen])
+    return {str(name): list(row.nlargest(k).items()) for name, row in table.iterrows()}
 
 
 def _write_charts(folder: Path, data: DataModule, labels: Mapping[str, Labels], mix: Mix) -> None:
