@@ -156,7 +156,7 @@ def _with_inputs(
         return loaded
 
     if loaded.config.backbone.get("image_size") is not None:
-        raise CheckpointError(f"{option}: {path} has the fixed image size {trained}; leave it out")
+        raise CheckpointError(f"{option}: {path} has the fixed image size {trained}; remove it")
     loaded.config.data["image_size"] = size
     return replace(loaded, transform=replace(loaded.transform, image_size=size))
 
@@ -258,7 +258,7 @@ def check_start(config: Config) -> Config:
     return replace(config, init=None)
 
 
-def initialise(model: nn.Module, start: str | Path | Init, names: Sequence[str] = ()) -> str:
+def initialize(model: nn.Module, start: str | Path | Init, names: Sequence[str] = ()) -> str:
     """Initialize a model in place with the best weights of a checkpoint.
 
     `start` is any source of `local`, or `Init` settings. `names` are the class names of the model,
@@ -267,7 +267,7 @@ def initialise(model: nn.Module, start: str | Path | Init, names: Sequence[str] 
     from mldec.checkpoint.sources import local
 
     if isinstance(start, Init) and start.classes:
-        return _initialise_by_name(model, start, names)
+        return _initialize_by_name(model, start, names)
     path = local(str(start.path if isinstance(start, Init) else start))
     with naming_errors(path):
         state = _read(path)
@@ -280,13 +280,12 @@ def initialise(model: nn.Module, start: str | Path | Init, names: Sequence[str] 
         return _copy_fitting(model, tensors, path)
 
 
-def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
+def _initialize_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     """Initialize a model from weights, and its classes from the classes with the same names."""
     class_tensors = getattr(model.head, "class_tensors", ())
     if not class_tensors:
         raise ConfigError(
-            f"init.classes=by_name: {type(model.head).__name__} has no weights per class; leave it "
-            f"out"
+            f"init.classes=by_name: {type(model.head).__name__} has no weights per class; remove it"
         )
     path, checkpoint, _ = _read_any(str(start.path), None, None, calibrated=False)
     synonyms: Sequence[Sequence[str]] = ()

@@ -368,7 +368,7 @@ def _ram_size(weights: Mapping[str, Tensor], image_size: int | None) -> int:
     positions = _shape(weights, SWIN_POSITIONS)[0]
     size = STRIDE * (math.isqrt(positions) + 1) // 2
     if image_size not in (None, size):
-        raise DataError(f"--image-size {image_size}: its Swin requires {size}; leave it out")
+        raise DataError(f"--image-size {image_size}: its Swin requires {size}; remove it")
     return size
 
 

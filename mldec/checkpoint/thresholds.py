@@ -29,7 +29,7 @@ def with_thresholds(
     """
     if classes.exclusive or classes.word_vectors is not None:
         raise ConfigError(
-            f"--thresholds {path}: no effect on single-label and zero-shot models; leave it out"
+            f"--thresholds {path}: no effect on single-label and zero-shot models; remove it"
         )
 
     known: list[float] = []

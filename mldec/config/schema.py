@@ -507,11 +507,13 @@ class Config:
 
     def __post_init__(self) -> None:
         if not {"/", "\0"}.isdisjoint(self.name) or self.name in ("", ".", ".."):
-            raise ConfigError(f"name: '{self.name}' is not a folder name; choose one without '/'")
+            raise ConfigError(
+                f"name: '{self.name}' is not a valid folder name; choose one without '/'"
+            )
         check_device(self.device)
         if not matches(self.init, Init | str | None):
             raise ConfigError(f"init is {self.init}; it must be the path of a checkpoint, or null")
         if self.train.cache_features and self.mix.soft:
-            raise ConfigError("train.cache_features: mixed images cannot be cached; leave mix out")
+            raise ConfigError("train.cache_features: mixed images cannot be cached; remove mix")
         rule = f"from 0 to {MAX_SEED}"
         _require(self, "", "seed", rule, lambda s: matches(s, int) and 0 <= s <= MAX_SEED)

@@ -74,7 +74,7 @@ def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
                 norms.append(module)
         if not norms:
             where = "the model" if freeze_all else "a frozen part"
-            raise ConfigError(f"train.freeze_batchnorm: no batch norm is in {where}; leave it out")
+            raise ConfigError(f"train.freeze_batchnorm: no batch norm is in {where}; remove it")
     for norm in norms:
         norm.requires_grad_(False)
 

@@ -43,7 +43,7 @@ def start_at_frequency(head: nn.Module, labels: Labels, loss: nn.Module) -> None
     )
     if set_bias_from_prior is None:
         raise ConfigError(
-            f"train.start_at_frequency: {type(head).__name__} has no bias per class; leave it out"
+            f"train.start_at_frequency: {type(head).__name__} has no bias per class; remove it"
         )
     log_odds = build.label_counts(labels).log_odds()
     adjustment: torch.Tensor | None = getattr(loss, "logit_adjustment", None)
@@ -83,7 +83,7 @@ def _check_kind(loss: nn.Module, *, exclusive: bool) -> None:
 def _check_mixing(config: Config, loss: nn.Module, *, exclusive: bool) -> None:
     mix = config.mix
     if mix.enabled and mix.labels is MixLabels.union and exclusive:
-        raise ConfigError("mix.labels=union: the data is single-label; leave it out")
+        raise ConfigError("mix.labels=union: the data is single-label; remove it")
     if mix.enabled and getattr(loss, "per_image", False):
         raise ConfigError(
             f"mix.mixup, mix.cutmix: {type(loss).__name__} keeps a state per image, and a mixed "
@@ -146,7 +146,7 @@ def prepare_trainer(
     if config.train.start_at_frequency and not (saved or is_fitted):
         start_at_frequency(model.head, labels_of(data.train, config.seed), loss)
     if config.init and not saved:
-        log.info(loading.initialise(model, config.start, data.train.classes.names))
+        log.info(loading.initialize(model, config.start, data.train.classes.names))
 
     model.to(device)
     if config.train.cache_features:

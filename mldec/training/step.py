@@ -98,9 +98,7 @@ class Learner:
         # A single process already computes the statistics of the whole batch.
         if train.sync_batchnorm and distributed.world_size() > 1:
             if device.type != "cuda":
-                raise ConfigError(
-                    f"train.sync_batchnorm: it needs CUDA, not {device}; leave it out"
-                )
+                raise ConfigError(f"train.sync_batchnorm: it needs CUDA, not {device}; remove it")
             synchronize(model)
         model.to(memory_format=self.memory_format)
 

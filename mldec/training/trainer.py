@@ -137,7 +137,7 @@ class Trainer:
         if self.epoch >= train.last_epoch:
             return f"train.stop_epoch is {train.stop_epoch}, of {train.epochs} planned epochs"
 
-        # A moving average that still improves may become the best, so wait for its first fall.
+        # A moving average that still improves may become the best, so wait until its metric drops.
         out_of_patience = train.patience is not None and best.evaluations_since >= train.patience
         if out_of_patience and best.falls:
             return (
@@ -620,7 +620,7 @@ def update_best(
     """Return the best result after another evaluation, by `best_of`.
 
     `results` and the known `losses` are by the name of the weights. `evaluations_since` and `falls`
-    follow the early stopping of Query2Label (its main_mlc.py): an equal value is no progress.
+    follow the early stopping of Query2Label (its main_mlc.py): an equal value does not count.
     """
     values = {weights: result.metrics[metric] for weights, result in results.items()}
     average = values.get("ema", -math.inf)

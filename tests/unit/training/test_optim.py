@@ -71,14 +71,14 @@ def by_hand(model, kind=Adam, lr=0.01):
     return kind(groups, lr=lr, fused=True)
 
 
-def trained(model, optimiser, steps=3):
+def trained(model, optimizer, steps=3):
     """Do steps with random gradients, and return the parameters."""
     for step in range(steps):
         generator = torch.Generator().manual_seed(step)
         for parameter in model.parameters():
             gradient = torch.randn(parameter.shape, generator=generator)
             parameter.grad = gradient if parameter.requires_grad else None
-        optimiser.step()
+        optimizer.step()
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
