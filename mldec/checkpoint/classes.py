@@ -57,6 +57,7 @@ def same_names(
     Equal names have precedence, then names that differ in case, spaces, hyphens or underscores,
     then synonyms: groups of names of the same class.
     """
+    # Of several known names that are equal after the normalization, the first one counts.
     exact = indices_of(known)
     normalized: dict[str, int] = {}
     for index, name in enumerate(known):
@@ -117,6 +118,7 @@ class ScoredClassifier(nn.Module):
             word_vectors = self.word_vectors
         logits = self.model(images, word_vectors)
 
+        # Calibrate first, because the scales belong to the classes of the checkpoint.
         if self.calibration is not None:
             logits = self.calibration.scaled(logits.float())
         if self.columns is not None:
@@ -160,6 +162,7 @@ def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
     A zero-shot model requires word vectors from the source of its training. Other models require
     their own classes, in any order. `path` is for messages.
     """
+    # The order may differ, because `scoring` reorders the logits.
     if trained.word_vectors is None:
         if set(trained.names) != set(current.names):
             raise _other_classes(trained, current, path)

@@ -137,6 +137,7 @@ def load_model(
         unseen=checkpoint.unseen,
     )
     loaded = _with_inputs(loaded, path, image_size, views)
+    # Move the model last, so that an error before takes no memory of a GPU.
     loaded.model.to(device).eval()
     return loaded
 
@@ -214,6 +215,7 @@ def load(path: Path) -> Checkpoint:
 
 def load_newest(path: Path) -> tuple[Path, Checkpoint]:
     """Return the path and content of the newest valid version of a checkpoint, such as last.pt."""
+    # Without any version, `load` reports that last.pt is missing.
     paths = [version for version in versions(path, MOST_VERSIONS) if version.exists()] or [path]
     for candidate, older in pairwise(paths):
         try:
@@ -227,6 +229,7 @@ def to_store(loaded: Loaded) -> Checkpoint:
     """Return the checkpoint of a loaded model. Third-party files have no training state."""
     if not loaded.classes.names:
         raise CheckpointError(f"{loaded.path} cannot be stored: it has no class names")
+    # Read the file again, because the model has only one of its two sets of weights.
     if loaded.of_run:
         stored = load(loaded.path)
         return replace(
@@ -349,6 +352,7 @@ def _parts_of(
     head = dict(checkpoint.config["head"])
     if "queries" in head:
         head["init_queries"] = head.pop("queries")  # renamed after 1.0.0rc1
+    # A checkpoint may name code, but only the user can authorize it.
     changes = {"head": head, "plugins": list(plugins), "resume": None, "init": None}
     config = parse({**checkpoint.config, **changes})
     parts = build.check(config, kinds)

@@ -90,7 +90,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
             "best": None if checkpoint.best.metric is None else saved["best"],
         },
     }
-    # NaN in a metric is null in JSON.
+    # config.json is last, because it has the hash of the weights. NaN in a metric is null in JSON.
     write_file(folder / CONFIG, f"{to_json(content, indent=1)}\n".encode())
     Checkpoint.from_state(read(path), path)
 
@@ -115,6 +115,7 @@ def read(path: Path) -> dict[str, Any]:
         for name, value in saved["metrics"].items():
             metrics[name] = math.nan if value is None else value
 
+    # The two files may be of different commits, for example after a download by hand.
     if sha256_of(path) != expected:
         # The file is a symbolic link in the Hub cache. Its target must be deleted.
         raise CheckpointError(

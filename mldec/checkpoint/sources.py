@@ -205,6 +205,7 @@ def _published_file(address: str) -> Path:
     with _naming_hub_errors(address):
         api = HfApi()
         config = Path(api.hf_hub_download(repository, published.CONFIG, revision=revision or None))
+        # The weights are large, so reject a repository of another library before their download.
         published.read_config(config)
 
         # Use the commit of config.json, because the branch may have changed since.
@@ -237,6 +238,7 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
     """
     api = HfApi()
     with _naming_hub_errors(repository):
+        # `private=None` leaves an existing repository as it is.
         api.create_repo(repository, private=private or None, exist_ok=True)
         # Uploads to a public repository cannot be undone.
         if private and not api.model_info(repository, timeout=_TIMEOUT).private:

@@ -32,6 +32,7 @@ def with_thresholds(
             f"--thresholds {path}: no effect on single-label and zero-shot models; remove it"
         )
 
+    # A table may have a few classes only, so start with the thresholds of the checkpoint.
     known: list[float] = []
     if calibration:
         known = calibration.thresholds_of(classes.names, classes.names)

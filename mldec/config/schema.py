@@ -99,17 +99,15 @@ def check_retired(name: str, key: str | None = None) -> None:
         raise ConfigError(f"{prefix}{name} was removed; {RETIRED[name]}")
 
 
-# Settings that may change when a run is resumed. `batch_per_gpu` only changes the resulting
-# `batch_size`, which is compared.
+# Settings and sections that may change when a run is resumed. `batch_per_gpu` only changes the
+# resulting `batch_size`, which is compared.
 HARMLESS = {
     "name",
     "device",
     "resume",
     "init",
+    "log",
     "plugins",
-    "init.path",
-    "init.classes",
-    "init.synonyms",
     "data.root",
     "data.cache_dir",
     "data.bad_images",
@@ -133,9 +131,6 @@ HARMLESS = {
     "train.save_every_steps",
     "train.save_every_minutes",
     "train.keep_last",
-    "log.images",
-    "log.wandb",
-    "log.project",
 }
 
 # Whether to compile, or a mode of torch.compile. True selects the default mode.

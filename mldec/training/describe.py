@@ -21,6 +21,7 @@ def describe_run(trainer: Trainer, wanted: Precision) -> str:
     train = trainer.data.train
     val = trainer.data.val
 
+    # Both counts show at a glance whether the backbone is frozen.
     trainable, total = count_parameters(learner.model)
     parameters = f"{trainable / 1e6:.2f} of {total / 1e6:.2f} M parameters trainable"
 
@@ -58,6 +59,7 @@ def describe_run(trainer: Trainer, wanted: Precision) -> str:
 
 def describe_best(best: Best, epochs: int, path: Path) -> str:
     """Return the line of the log with the best result after a number of epochs."""
+    # A best result in the first third is a sign of overfitting.
     line = f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): {path}"
     if 3 * best.epoch <= epochs:
         line += f"; no later epoch of {epochs} was better, try fewer train.epochs"
@@ -66,6 +68,7 @@ def describe_best(best: Best, epochs: int, path: Path) -> str:
 
 def next_commands(directory: Path, trainer: Trainer) -> str:
     """Return two useful commands after a training, quoted for a shell."""
+    # A relative path is shorter, and the commands run in the same folder.
     here = Path.cwd()
     path = directory.relative_to(here) if directory.is_relative_to(here) else directory
     model = [str(path)]

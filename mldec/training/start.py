@@ -128,10 +128,11 @@ def prepare_trainer(
     if path:
         # Fall back to an older version if the checkpoint is damaged.
         path, saved = distributed.on_main(partial(loading.load_newest, path))
+    # Record the format in use instead of "auto", which may select another one on another machine.
     precision = used_precision(config.train, saved, device)
     config = replace(config, train=replace(config.train, precision=precision))
 
-    # Pretrained weights are not downloaded if a checkpoint replaces them.
+    # The seed determines the initial weights, which must be equal on all ranks.
     torch.manual_seed(config.seed)
     data = build.data(parts, in_memory)
     loss = build.loss(parts, lambda: labels_of(data.train, config.seed), data.train)
@@ -142,6 +143,7 @@ def prepare_trainer(
         )
         config = replace(config, train=replace(config.train, engine=engine))
     check_together(config, data, loss)
+    # Pretrained weights are not downloaded if a checkpoint replaces them.
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
     if config.train.start_at_frequency and not (saved or is_fitted):
         start_at_frequency(model.head, labels_of(data.train, config.seed), loss)
@@ -186,6 +188,7 @@ def check_same_run(trainer: Trainer, saved: Checkpoint, path: Path) -> None:
             f"{trainer.batches.steps}; use the same training images and processes"
         )
 
+    # Changed labels or images would continue another training than the log shows.
     allow = config.data.get("changed") == "allow"
     train_warning = check_same(saved.fingerprint, trainer.fingerprint, path, allow=allow)
     val_warning = check_same(
@@ -201,6 +204,7 @@ def used_precision(train: Train, saved: Checkpoint | None, device: torch.device)
 
     `auto` on a CPU is bf16 with cached tokens if that is fast, else fp32.
     """
+    # Autocast has no advantage on a CPU without the instructions: bf16 would be emulated.
     wanted = train.precision
     if wanted is Precision.auto and train.cache_features and has_fast_bf16(device):
         wanted = Precision.bf16
@@ -232,6 +236,7 @@ def resume_point(config: Config, directory: Path) -> Path | None:
         return None
 
     path = Path(config.resume)
+    # A published checkpoint is also a file, but has neither optimizer nor position.
     is_published = path.suffix == ".safetensors" and path.is_file()
     if is_published or config.resume.startswith("hf:"):
         raise CheckpointError(
@@ -242,6 +247,7 @@ def resume_point(config: Config, directory: Path) -> Path | None:
         raise CheckpointError(
             f"resume={config.resume}: file not found; pass resume=auto or a checkpoint"
         )
+    # The log of this folder would mix two runs.
     if is_run and not is_inside(path, directory):
         raise CheckpointError(
             f"resume={config.resume}: {directory} holds another run; "
