@@ -44,7 +44,7 @@ class CheckpointFiles:
             if best:
                 torch_files.duplicate(self.last, self.best)
 
-        # Raise an error of the previous write, such as a full disk, now and not at the end of the run.
+        # Raise an error of the previous write, such as a full disk, before the end of the run.
         self.wait()
         self._pending = self._thread.submit(write)
 
