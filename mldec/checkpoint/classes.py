@@ -29,6 +29,7 @@ def read_class_names(path: Path) -> tuple[str, ...]:
 
     Only the line ends are stripped, as in the output of `--write-classes`. Duplicates are numbered.
     """
+    # A name may begin or end with a space, and must stay equal to the name in the data.
     lines = tuple(read_text(path).removesuffix("\n").split("\n"))
     names = disambiguate(lines)
     if names != lines:
@@ -106,6 +107,7 @@ class ScoredClassifier(nn.Module):
         super().__init__()
         self.model = model
         self.calibration = calibration
+        # Buffers move with the model. They are not stored, because they follow from the data.
         for name, indices in (("columns", columns), ("class_of_name", class_of_name)):
             buffer = None if indices is None else torch.tensor(indices)
             self.register_buffer(name, buffer, persistent=False)
@@ -151,6 +153,7 @@ def scoring(
         column_of = indices_of(trained.names)
         columns = [column_of[name] for name in current.names]
 
+    # The model itself is enough if there is nothing to change.
     if columns is None and calibration is None:
         return model
     return ScoredClassifier(model, calibration=calibration, columns=columns)
@@ -219,6 +222,7 @@ def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
 
 
 def _other_classes(trained: Classes, current: Classes, path: str | Path) -> CheckpointError:
+    # One of the lists may be the beginning of the other.
     pairs = enumerate(zip_longest(trained.names, current.names))
     index, (saved, now) = next((index, pair) for index, pair in pairs if pair[0] != pair[1])
     return CheckpointError(

@@ -158,6 +158,7 @@ def _with_inputs(
 
     if loaded.config.backbone.get("image_size") is not None:
         raise CheckpointError(f"{option}: {path} has the fixed image size {trained}; remove it")
+    # The data of an evaluation is built from this config.
     loaded.config.data["image_size"] = size
     return replace(loaded, transform=replace(loaded.transform, image_size=size))
 
@@ -181,6 +182,7 @@ def _read_any(
 
     with naming_errors(file):
         state = _read(file)
+        # Only mldec writes this key.
         if "format" in state:
             return file, Checkpoint.from_state(state, file), True
 
@@ -196,6 +198,7 @@ def _read_run(folder: str, best: Path, *, calibrated: bool) -> tuple[Path, dict[
         with naming_errors(path):
             state = _read(path)
             source = (state.get("calibration") or {}).get("source")
+        # Thresholds of an older best.pt do not fit the weights of the new one.
         if source == recorded_hash(best):
             log.info(f"{folder}: using {path}")
             return path, state
@@ -252,6 +255,7 @@ def check_start(config: Config) -> Config:
     if config.start.path != "timm":
         return config
 
+    # The authors' initial weights cannot be downloaded any more, so recipes accept those of timm.
     if config.backbone.get("pretrained") is not True:
         raise ConfigError("init=timm: pass backbone.pretrained=true with a backbone.name of timm")
     log.warning(
@@ -291,6 +295,7 @@ def _initialize_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
             f"init.classes=by_name: {type(model.head).__name__} has no weights per class; remove it"
         )
     path, checkpoint, _ = _read_any(str(start.path), None, None, calibrated=False)
+    # Data sets name the same class differently, such as "tv" and "tvmonitor".
     synonyms: Sequence[Sequence[str]] = ()
     if start.synonyms:
         from mldec.words.vectors import read_class_list
@@ -425,6 +430,7 @@ def load_strict(
     `optional` are the suffixes of tensors that may be missing. If another tensor does not fit, this
     raises CheckpointError and the model is unchanged.
     """
+    # Compare before the copy, so that a file that does not fit leaves the model unchanged.
     with naming_errors(path):
         allocate(model, tensors)
         match = _match_tensors(model, tensors)

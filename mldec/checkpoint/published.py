@@ -39,6 +39,7 @@ def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint
     """
     with naming_errors(path):
         tensors, _ = checkpoint.weights(weights)
+    # A result of the other weights would be shown as that of the published ones.
     best = checkpoint.best
     calibration = checkpoint.calibration
     if best.metric is None or best.weights != weights:
@@ -109,6 +110,7 @@ def read(path: Path) -> dict[str, Any]:
         weights = content["weights"]
         saved = content["checkpoint"]
         classes = saved["classes"]
+        # NaN and infinity are null in JSON, and the value of `Best()` is -infinity.
         best = asdict(Best()) if saved["best"] is None else saved["best"]
         best = {**best, "weights": weights}
         metrics = {}

@@ -128,6 +128,7 @@ def local(path: str | Path) -> Path:
     if text.startswith(HUB):
         return _published_file(text.removeprefix(HUB))
 
+    # A path that does not exist may be the name of a run, whose folder the message suggests.
     check_source(path)
     if not Path(path).is_dir():
         return Path(path)
@@ -160,6 +161,7 @@ def _download(url: str, path: Path, sha256: str | None) -> None:
     """Download a file and store its hash. Interrupted downloads of a known hash are resumed."""
     if path.is_file():
         return
+    # Clusters without access to the address copy the files to a server of their own.
     mirror = os.environ.get("MLDEC_ZOO_URL")  # replaces the URL
     if mirror:
         url = f"{mirror.rstrip('/')}/{path.name}"
@@ -183,6 +185,8 @@ def _download(url: str, path: Path, sha256: str | None) -> None:
 
 def _download_part(url: str, part: Path, name: str, sha256: str | None) -> str:
     """Download or complete the temporary file `part`, and return its hash."""
+    # A complete part is left over if the process was killed before the rename. Without a published
+    # hash, the rest of another version could be appended, so the download starts again.
     if not part.is_file() or sha256_of(part) != sha256:
         with part.open("ab" if sha256 else "wb") as file:
             http_get(url, file, resume_size=file.tell(), displayed_filename=name)

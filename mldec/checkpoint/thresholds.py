@@ -36,6 +36,7 @@ def with_thresholds(
     known: list[float] = []
     if calibration:
         known = calibration.thresholds_of(classes.names, classes.names)
+    # A calibration with the scope "global" has one threshold for all classes.
     if len(known) == 1:
         known = known * len(classes)
     if path.suffix.lower() in SUFFIXES:
