@@ -5,7 +5,8 @@ A folder, or a repository on the Hugging Face Hub, contains two files:
 - model.safetensors: one set of weights, "ema" or "raw", and the word vectors of the classes.
 - config.json: the metadata of the checkpoint, and the hash of model.safetensors.
 
-`mldec publish` writes these files. They have no training state, so a run cannot be resumed.
+`mldec publish` writes these files, which have no training state, so that no run can be resumed from
+them.
 """
 
 import json

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 class ModelEma:
     """Exponential moving average of all parameters and buffers of a model.
 
-    It gives the same values as timm's ModelEmaV3, which collects the state of both models in each
-    step. Here the tensors are collected once. They must therefore stay the same objects:
+    It gives the same values as timm's ModelEmaV3. That class collects the state of both models in
+    each step, whereas here the tensors are collected once, so they must stay the same objects:
     `load_state_dict` is fine, but moving the model to another device is not.
 
     Args:

@@ -374,8 +374,9 @@ class Evaluation:
 def best_of(results: Iterable[Result]) -> Result | None:
     """Return the best of several results, from early to late; None if no value is defined.
 
-    Small validation splits often reach the same value several times. The lower loss is then better.
-    Unless both losses are known, the later result is better, because it was trained for longer.
+    Small validation splits often reach the same value several times, and then the result with the
+    lower loss is better. Unless both losses are known, the later result is better, because it was
+    trained for longer.
     """
     best = None
     for new in results:
@@ -421,8 +422,8 @@ def read_progress(path: Path) -> Progress:
 def _evaluation(line: dict[str, Any], seconds: float) -> Evaluation:
     """Parse a line of metrics.jsonl with an evaluation.
 
-    val/... are the metrics of the moving average, and val_raw/... those of the raw weights. Without
-    a moving average, val/... are the metrics of the raw weights.
+    val/... are the metrics of the moving average and val_raw/... the metrics of the raw weights,
+    which are in val/... if there is no moving average.
     """
     metric = next(key for key in line if key.startswith("val/")).removeprefix("val/")
     prefixes = {"raw": "val/"}

@@ -13,8 +13,8 @@ from mldec.runtime import distributed
 class SyncBatchNorm(_BatchNorm):
     """Batch norm over the images of all ranks in training. It replaces another batch norm.
 
-    torch.nn.SyncBatchNorm leaves out ranks without images. For this, the host waits three times per
-    layer. In training each rank has images, so all ranks count here. The kernels are the same.
+    torch.nn.SyncBatchNorm leaves out ranks without images, for which the host waits three times per
+    layer. Each rank has images in training, so all ranks count here, with the same kernels.
 
     Args:
         norm: A batch norm of torch or timm. Its parameters, buffers and activation are shared.
