@@ -58,7 +58,7 @@ def same_names(
     Equal names have precedence, then names that differ in case, spaces, hyphens or underscores,
     then synonyms: groups of names of the same class.
     """
-    # Of several known names that are equal after the normalization, the first one counts.
+    # The first known name counts if several are equal after the normalization.
     exact = indices_of(known)
     normalized: dict[str, int] = {}
     for index, name in enumerate(known):
@@ -153,7 +153,6 @@ def scoring(
         column_of = indices_of(trained.names)
         columns = [column_of[name] for name in current.names]
 
-    # The model itself is enough if there is nothing to change.
     if columns is None and calibration is None:
         return model
     return ScoredClassifier(model, calibration=calibration, columns=columns)

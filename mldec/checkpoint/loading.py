@@ -218,7 +218,7 @@ def load(path: Path) -> Checkpoint:
 
 def load_newest(path: Path) -> tuple[Path, Checkpoint]:
     """Return the path and content of the newest valid version of a checkpoint, such as last.pt."""
-    # Without any version, `load` reports that last.pt is missing.
+    # `load` reports a missing last.pt if no version exists.
     paths = [version for version in versions(path, MOST_VERSIONS) if version.exists()] or [path]
     for candidate, older in pairwise(paths):
         try:
@@ -232,7 +232,7 @@ def to_store(loaded: Loaded) -> Checkpoint:
     """Return the checkpoint of a loaded model. Third-party files have no training state."""
     if not loaded.classes.names:
         raise CheckpointError(f"{loaded.path} cannot be stored: it has no class names")
-    # Read the file again, because the model has only one of its two sets of weights.
+    # Read the file again, because it has both sets of weights and the training state.
     if loaded.of_run:
         stored = load(loaded.path)
         return replace(
@@ -255,7 +255,7 @@ def check_start(config: Config) -> Config:
     if config.start.path != "timm":
         return config
 
-    # The authors' initial weights cannot be downloaded any more, so recipes accept those of timm.
+    # The authors' initial weights cannot be downloaded any more, so recipes accept timm's weights.
     if config.backbone.get("pretrained") is not True:
         raise ConfigError("init=timm: pass backbone.pretrained=true with a backbone.name of timm")
     log.warning(

@@ -40,7 +40,7 @@ def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint
     """
     with naming_errors(path):
         tensors, _ = checkpoint.weights(weights)
-    # A result of the other weights would be shown as that of the published ones.
+    # The model card would show a result of other weights than the published weights.
     best = checkpoint.best
     calibration = checkpoint.calibration
     if best.metric is None or best.weights != weights:

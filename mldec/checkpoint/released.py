@@ -209,7 +209,7 @@ def convert(
         names = names or _names(state, num_classes, path.name)
         classes = Classes(tuple(names), exclusive=num_classes in ONE_LABEL)
 
-    # With a data set in the config, `mldec evaluate` needs only data.root.
+    # `mldec evaluate` then needs only data.root.
     data = {}
     if not is_ram and set(classes.names) == set(COCO_NAMES):
         data = option("data", "coco")
@@ -461,7 +461,7 @@ def _names(state: Mapping[str, Any], num_classes: int, file: str) -> tuple[str, 
         check_count(names, num_classes)
         return names
 
-    # The published models of 80 and 20 classes are those of COCO and VOC.
+    # All published models of 80 classes are for COCO, and of 20 classes for VOC.
     if num_classes in KNOWN_NAMES:
         return tuple(KNOWN_NAMES[num_classes])
     return _numbered(num_classes, file)

@@ -161,7 +161,7 @@ def _download(url: str, path: Path, sha256: str | None) -> None:
     """Download a file and store its hash. Interrupted downloads of a known hash are resumed."""
     if path.is_file():
         return
-    # Clusters without access to the address copy the files to a server of their own.
+    # A cluster without access to the address may have a copy of the files on another server.
     mirror = os.environ.get("MLDEC_ZOO_URL")  # replaces the URL
     if mirror:
         url = f"{mirror.rstrip('/')}/{path.name}"

@@ -66,7 +66,7 @@ PARTS = ("data", "backbone", "head", "loss")
 SHORT_FORMS = {"train.batch_size=auto": "train.pieces=1"}
 
 # Removed settings, options, parts and commands, with the replacement of each. Commit 5852d40b has
-# all of them, except train.fit_memory and those of `log`, which only older checkpoints contain.
+# all of them except train.fit_memory and log.*, which only older checkpoints contain.
 # `parse` drops the settings of checkpoints, because they never had an effect on the model. A
 # removed loss only prevents a resume, but without its head a model cannot be loaded.
 RETIRED = {

@@ -60,7 +60,7 @@ class RunLog:
         config: Config | None = None,
         earlier: Iterable[logging.LogRecord] = (),
     ) -> None:
-        # On other ranks the methods write nothing, so that callers need not ask for the rank.
+        # The methods write nothing on other ranks, so that callers need not ask for the rank.
         self.main = distributed.is_main()
         self.started = time.monotonic() if started is None else started
         self._bar: tqdm[Any] | None = None
