@@ -14,7 +14,7 @@ import argparse
 import csv
 from pathlib import Path
 
-import timm
+import timm.optim
 import torch
 from PIL import Image
 from pycocotools.coco import COCO
@@ -85,9 +85,8 @@ def make_transform(backbone: nn.Module, size: int, *, augment: bool) -> v2.Trans
         # Cutout of a square with half the side of the image.
         steps.append(v2.RandomErasing(1.0, scale=(0.25, 0.25), ratio=(1, 1), value=[127, 127, 127]))
         steps.append(v2.RandAugment())
-    steps.append(v2.ToDtype(torch.float32, scale=True))
-    steps.append(v2.Normalize(normalization["mean"], normalization["std"]))
-    return v2.Compose(steps)
+    normalize = v2.Normalize(normalization["mean"], normalization["std"])
+    return v2.Compose(steps + [v2.ToDtype(torch.float32, scale=True), normalize])
 
 
 class Network(nn.Module):
@@ -110,14 +109,7 @@ class Training:
         self.model = model
         self.loss = AsymmetricLoss(gamma_neg=4, gamma_pos=0, clip=0.05)  # sum over the batch
 
-        decayed = []
-        others = []
-        for name, parameter in model.named_parameters():
-            if parameter.ndim > 1 and not name.endswith(".bias"):
-                decayed.append(parameter)
-            else:
-                others.append(parameter)
-        groups = [{"params": others}, {"params": decayed, "weight_decay": WEIGHT_DECAY}]
+        groups = timm.optim.param_groups_weight_decay(model, WEIGHT_DECAY)
         self.optimizer = torch.optim.Adam(groups, lr=lr, fused=True)
 
         # The rate rises from lr / 25 and falls to almost 0. Adam's beta1 cycles from 0.95 to 0.85.
@@ -132,8 +124,8 @@ class Training:
         """Do a step with normalized images [B, 3, H, W] and targets [B, K]. Returns the loss."""
         # 1. Compute the logits in float16 on a GPU, and the loss in float32.
         with torch.autocast(self.device, torch.float16, enabled=self.scaler.is_enabled()):
-            logits = self.model(images)
-        loss = self.loss(logits.float(), targets)
+            logits = self.model(images.to(self.device))
+        loss = self.loss(logits.float(), targets.to(self.device))
 
         # 2. Update the weights. The scaler skips the update if a gradient overflows.
         self.scaler.scale(loss).backward()
@@ -191,9 +183,7 @@ def main() -> None:
     best = -1.0
     for epoch in range(1, args.epochs + 1):
         model.train()
-        losses = []
-        for images, targets in train_batches:
-            losses.append(training.step(images.to(device), targets.to(device)))
+        losses = [training.step(images, targets) for images, targets in train_batches]
         line = f"epoch {epoch}/{args.epochs} loss {torch.stack(losses).mean():.4g} val mAP"
 
         for name, candidate in (("ema", training.ema.module), ("raw", model)):

@@ -360,7 +360,7 @@ class Run:
     def _call(self, parser: Any, work: Any, words: Overrides, options: dict[str, Any]) -> Any:
         data = options.pop("data", None)
         if not (data is None or is_dataset(data)):
-            raise ConfigError("data: it is no data set in memory; pass settings as overrides")
+            raise ConfigError("data: it is not a data set in memory; pass settings as overrides")
         with console_output(verbose=options.pop("verbose", True)):
             to_console()
             args = cli.parse_options(parser, [str(self.folder), *_words(words)], options)

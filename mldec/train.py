@@ -116,14 +116,9 @@ def _train(
     from mldec.files.torch_files import write_text
     from mldec.runtime import distributed
     from mldec.runtime.environment import git_commit
+    from mldec.training.describe import describe_best, describe_run, next_commands
     from mldec.training.log import RunLog, clock
-    from mldec.training.start import (
-        describe_best,
-        describe_run,
-        is_inside,
-        next_commands,
-        prepare_trainer,
-    )
+    from mldec.training.start import is_inside, prepare_trainer
 
     # Buffer the messages until train.log is open.
     early = MemoryHandler(capacity=10_000, flushOnClose=False)
@@ -174,7 +169,7 @@ def _train(
 def _open_folder(directory: Path, trainer: "Trainer") -> RunFacts:
     """Create the folders of a run, write config.yaml and run.json, and return the run facts."""
     from mldec.files.torch_files import write_text
-    from mldec.training.start import run_facts
+    from mldec.training.describe import run_facts
 
     with writing(directory, of_run=True):
         (directory / "checkpoints").mkdir(parents=True, exist_ok=True)

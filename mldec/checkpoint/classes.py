@@ -29,6 +29,7 @@ def read_class_names(path: Path) -> tuple[str, ...]:
 
     Only the line ends are stripped, as in the output of `--write-classes`. Duplicates are numbered.
     """
+    # A name may begin or end with a space, and must stay equal to the name in the data.
     lines = tuple(read_text(path).removesuffix("\n").split("\n"))
     names = disambiguate(lines)
     if names != lines:
@@ -57,6 +58,7 @@ def same_names(
     Equal names have precedence, then names that differ in case, spaces, hyphens or underscores,
     then synonyms: groups of names of the same class.
     """
+    # The first known name counts if several are equal after the normalization.
     exact = indices_of(known)
     normalized: dict[str, int] = {}
     for index, name in enumerate(known):
@@ -105,6 +107,7 @@ class ScoredClassifier(nn.Module):
         super().__init__()
         self.model = model
         self.calibration = calibration
+        # Buffers move with the model. They are not stored, because they follow from the data.
         for name, indices in (("columns", columns), ("class_of_name", class_of_name)):
             buffer = None if indices is None else torch.tensor(indices)
             self.register_buffer(name, buffer, persistent=False)
@@ -117,6 +120,7 @@ class ScoredClassifier(nn.Module):
             word_vectors = self.word_vectors
         logits = self.model(images, word_vectors)
 
+        # Calibrate first, because the scales belong to the classes of the checkpoint.
         if self.calibration is not None:
             logits = self.calibration.scaled(logits.float())
         if self.columns is not None:
@@ -160,6 +164,7 @@ def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
     A zero-shot model requires word vectors from the source of its training. Other models require
     their own classes, in any order. `path` is for messages.
     """
+    # The order may differ, because `scoring` reorders the logits.
     if trained.word_vectors is None:
         if set(trained.names) != set(current.names):
             raise _other_classes(trained, current, path)
@@ -216,6 +221,7 @@ def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
 
 
 def _other_classes(trained: Classes, current: Classes, path: str | Path) -> CheckpointError:
+    # One of the lists may be the beginning of the other.
     pairs = enumerate(zip_longest(trained.names, current.names))
     index, (saved, now) = next((index, pair) for index, pair in pairs if pair[0] != pair[1])
     return CheckpointError(
@@ -225,6 +231,6 @@ def _other_classes(trained: Classes, current: Classes, path: str | Path) -> Chec
     )
 
 
-def can_make(trained: Classes) -> bool:
+def can_encode(trained: Classes) -> bool:
     """Return True if the source of the word vectors can encode other classes."""
-    return trained.origin is not None and trained.origin.makes_others
+    return trained.origin is not None and trained.origin.can_encode

@@ -44,6 +44,7 @@ def convert(source: str) -> tuple[Path, Checkpoint]:
         "embed_dim": opened.width,
         "vision": opened.config["vision_cfg"],
         "image_size": transform.image_size,
+        # The activation is a property of the weights, not of the model name.
         "quick_gelu": opened.config["quick_gelu"],
         "mean": _per_channel(opened.preprocessing["mean"]),
         "std": _per_channel(opened.preprocessing["std"]),

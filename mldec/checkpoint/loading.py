@@ -137,6 +137,7 @@ def load_model(
         unseen=checkpoint.unseen,
     )
     loaded = _with_inputs(loaded, path, image_size, views)
+    # Move the model last, so that an error before takes no memory of a GPU.
     loaded.model.to(device).eval()
     return loaded
 
@@ -156,7 +157,8 @@ def _with_inputs(
         return loaded
 
     if loaded.config.backbone.get("image_size") is not None:
-        raise CheckpointError(f"{option}: {path} has the fixed image size {trained}; leave it out")
+        raise CheckpointError(f"{option}: {path} has the fixed image size {trained}; remove it")
+    # The data of an evaluation is built from this config.
     loaded.config.data["image_size"] = size
     return replace(loaded, transform=replace(loaded.transform, image_size=size))
 
@@ -180,6 +182,7 @@ def _read_any(
 
     with naming_errors(file):
         state = _read(file)
+        # Only mldec writes this key.
         if "format" in state:
             return file, Checkpoint.from_state(state, file), True
 
@@ -195,6 +198,7 @@ def _read_run(folder: str, best: Path, *, calibrated: bool) -> tuple[Path, dict[
         with naming_errors(path):
             state = _read(path)
             source = (state.get("calibration") or {}).get("source")
+        # Thresholds of an older best.pt do not fit the weights of the new one.
         if source == recorded_hash(best):
             log.info(f"{folder}: using {path}")
             return path, state
@@ -214,6 +218,7 @@ def load(path: Path) -> Checkpoint:
 
 def load_newest(path: Path) -> tuple[Path, Checkpoint]:
     """Return the path and content of the newest valid version of a checkpoint, such as last.pt."""
+    # `load` reports a missing last.pt if no version exists.
     paths = [version for version in versions(path, MOST_VERSIONS) if version.exists()] or [path]
     for candidate, older in pairwise(paths):
         try:
@@ -227,6 +232,7 @@ def to_store(loaded: Loaded) -> Checkpoint:
     """Return the checkpoint of a loaded model. Third-party files have no training state."""
     if not loaded.classes.names:
         raise CheckpointError(f"{loaded.path} cannot be stored: it has no class names")
+    # Read the file again, because it has both sets of weights and the training state.
     if loaded.of_run:
         stored = load(loaded.path)
         return replace(
@@ -249,6 +255,7 @@ def check_start(config: Config) -> Config:
     if config.start.path != "timm":
         return config
 
+    # The authors' initial weights cannot be downloaded any more, so recipes accept timm's weights.
     if config.backbone.get("pretrained") is not True:
         raise ConfigError("init=timm: pass backbone.pretrained=true with a backbone.name of timm")
     log.warning(
@@ -258,7 +265,7 @@ def check_start(config: Config) -> Config:
     return replace(config, init=None)
 
 
-def initialise(model: nn.Module, start: str | Path | Init, names: Sequence[str] = ()) -> str:
+def initialize(model: nn.Module, start: str | Path | Init, names: Sequence[str] = ()) -> str:
     """Initialize a model in place with the best weights of a checkpoint.
 
     `start` is any source of `local`, or `Init` settings. `names` are the class names of the model,
@@ -267,7 +274,7 @@ def initialise(model: nn.Module, start: str | Path | Init, names: Sequence[str] 
     from mldec.checkpoint.sources import local
 
     if isinstance(start, Init) and start.classes:
-        return _initialise_by_name(model, start, names)
+        return _initialize_by_name(model, start, names)
     path = local(str(start.path if isinstance(start, Init) else start))
     with naming_errors(path):
         state = _read(path)
@@ -280,15 +287,15 @@ def initialise(model: nn.Module, start: str | Path | Init, names: Sequence[str] 
         return _copy_fitting(model, tensors, path)
 
 
-def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
+def _initialize_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     """Initialize a model from weights, and its classes from the classes with the same names."""
     class_tensors = getattr(model.head, "class_tensors", ())
     if not class_tensors:
         raise ConfigError(
-            f"init.classes=by_name: {type(model.head).__name__} has no weights per class; leave it "
-            f"out"
+            f"init.classes=by_name: {type(model.head).__name__} has no weights per class; remove it"
         )
     path, checkpoint, _ = _read_any(str(start.path), None, None, calibrated=False)
+    # Data sets name the same class differently, such as "tv" and "tvmonitor".
     synonyms: Sequence[Sequence[str]] = ()
     if start.synonyms:
         from mldec.words.vectors import read_class_list
@@ -350,6 +357,7 @@ def _parts_of(
     head = dict(checkpoint.config["head"])
     if "queries" in head:
         head["init_queries"] = head.pop("queries")  # renamed after 1.0.0rc1
+    # A checkpoint may name code, but only the user can authorize it.
     changes = {"head": head, "plugins": list(plugins), "resume": None, "init": None}
     config = parse({**checkpoint.config, **changes})
     parts = build.check(config, kinds)
@@ -422,6 +430,7 @@ def load_strict(
     `optional` are the suffixes of tensors that may be missing. If another tensor does not fit, this
     raises CheckpointError and the model is unchanged.
     """
+    # Compare before the copy, so that a file that does not fit leaves the model unchanged.
     with naming_errors(path):
         allocate(model, tensors)
         match = _match_tensors(model, tensors)

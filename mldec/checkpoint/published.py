@@ -5,7 +5,8 @@ A folder, or a repository on the Hugging Face Hub, contains two files:
 - model.safetensors: one set of weights, "ema" or "raw", and the word vectors of the classes.
 - config.json: the metadata of the checkpoint, and the hash of model.safetensors.
 
-`mldec publish` writes these files. They have no training state, so a run cannot be resumed.
+`mldec publish` writes these files, which have no training state, so that no run can be resumed from
+them.
 """
 
 import json
@@ -39,6 +40,7 @@ def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint
     """
     with naming_errors(path):
         tensors, _ = checkpoint.weights(weights)
+    # The model card would show a result of other weights than the published weights.
     best = checkpoint.best
     calibration = checkpoint.calibration
     if best.metric is None or best.weights != weights:
@@ -90,7 +92,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
             "best": None if checkpoint.best.metric is None else saved["best"],
         },
     }
-    # NaN in a metric is null in JSON.
+    # config.json is last, because it has the hash of the weights. NaN in a metric is null in JSON.
     write_file(folder / CONFIG, f"{to_json(content, indent=1)}\n".encode())
     Checkpoint.from_state(read(path), path)
 
@@ -109,12 +111,14 @@ def read(path: Path) -> dict[str, Any]:
         weights = content["weights"]
         saved = content["checkpoint"]
         classes = saved["classes"]
+        # NaN and infinity are null in JSON, and the value of `Best()` is -infinity.
         best = asdict(Best()) if saved["best"] is None else saved["best"]
         best = {**best, "weights": weights}
         metrics = {}
         for name, value in saved["metrics"].items():
             metrics[name] = math.nan if value is None else value
 
+    # The two files may be of different commits, for example after a download by hand.
     if sha256_of(path) != expected:
         # The file is a symbolic link in the Hub cache. Its target must be deleted.
         raise CheckpointError(

@@ -126,6 +126,7 @@ def tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
     In-place ABN scales by |w| + 1e-5 and batch norm by w, so replacing w is an exact conversion.
     Raises DataError if the network is unknown.
     """
+    # A file is a state dict, or has one under a key, for example next to the optimizer.
     container = state
     for key in CONTAINERS:
         if isinstance(state.get(key), Mapping):
@@ -146,6 +147,7 @@ def tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
     # The layers of the stem are only numbered in files with in-place ABN.
     raw_abn = any("body.conv1.0." in key for key in official)
     for key, value in official.items():
+        # The number of batches only matters for a cumulative moving average, which no network uses.
         name = rename(key)
         if name is None or name.endswith("num_batches_tracked"):
             continue
@@ -207,6 +209,7 @@ def convert(
         names = names or _names(state, num_classes, path.name)
         classes = Classes(tuple(names), exclusive=num_classes in ONE_LABEL)
 
+    # `mldec evaluate` then needs only data.root.
     data = {}
     if not is_ram and set(classes.names) == set(COCO_NAMES):
         data = option("data", "coco")
@@ -230,6 +233,7 @@ def _renamer(official: Mapping[str, Tensor]) -> Callable[[str], str | None] | No
 
     The function returns None for tensors that are not needed.
     """
+    # Each family has names that no other family has.
     if any(key.startswith("transformer.") for key in official):
         is_cvt = "backbone.0.stage0.patch_embed.proj.weight" in official
         rename_transformer = _cvt if is_cvt else _swin
@@ -368,13 +372,14 @@ def _ram_size(weights: Mapping[str, Tensor], image_size: int | None) -> int:
     positions = _shape(weights, SWIN_POSITIONS)[0]
     size = STRIDE * (math.isqrt(positions) + 1) // 2
     if image_size not in (None, size):
-        raise DataError(f"--image-size {image_size}: its Swin requires {size}; leave it out")
+        raise DataError(f"--image-size {image_size}: its Swin requires {size}; remove it")
     return size
 
 
 def _tags(
     path: Path, num_classes: int, names: Sequence[str] | None
 ) -> tuple[Classes, Calibration | None]:
+    # The file has no names, but the authors' lists may be in its folder.
     if names is None:
         tag_list = _sibling_list(path, TAG_LIST, num_classes)
         names = read_class_names(tag_list) if tag_list else _numbered(num_classes, path.name)
@@ -395,6 +400,7 @@ def _sibling_list(path: Path, name: str, num_classes: int) -> Path | None:
 
 
 def _backbone(weights: Mapping[str, Tensor], image_size: int) -> dict[str, Any]:
+    # The official files record no architecture, but the sizes of the tensors identify the network.
     if BACKBONE + "patch_embed.proj.weight" in weights:
         blocks = _blocks(weights, r"layers\.(\d+)\.blocks\.(\d+)\.")
         width = _shape(weights, BACKBONE + "patch_embed.proj.weight")[0]
@@ -455,6 +461,7 @@ def _names(state: Mapping[str, Any], num_classes: int, file: str) -> tuple[str, 
         check_count(names, num_classes)
         return names
 
+    # All published models of 80 classes are for COCO, and of 20 classes for VOC.
     if num_classes in KNOWN_NAMES:
         return tuple(KNOWN_NAMES[num_classes])
     return _numbered(num_classes, file)

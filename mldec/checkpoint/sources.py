@@ -128,6 +128,7 @@ def local(path: str | Path) -> Path:
     if text.startswith(HUB):
         return _published_file(text.removeprefix(HUB))
 
+    # A path that does not exist may be the name of a run, whose folder the message suggests.
     check_source(path)
     if not Path(path).is_dir():
         return Path(path)
@@ -160,6 +161,7 @@ def _download(url: str, path: Path, sha256: str | None) -> None:
     """Download a file and store its hash. Interrupted downloads of a known hash are resumed."""
     if path.is_file():
         return
+    # A cluster without access to the address may have a copy of the files on another server.
     mirror = os.environ.get("MLDEC_ZOO_URL")  # replaces the URL
     if mirror:
         url = f"{mirror.rstrip('/')}/{path.name}"
@@ -183,6 +185,8 @@ def _download(url: str, path: Path, sha256: str | None) -> None:
 
 def _download_part(url: str, part: Path, name: str, sha256: str | None) -> str:
     """Download or complete the temporary file `part`, and return its hash."""
+    # A complete part is left over if the process was killed before the rename. Without a published
+    # hash, the rest of another version could be appended, so the download starts again.
     if not part.is_file() or sha256_of(part) != sha256:
         with part.open("ab" if sha256 else "wb") as file:
             http_get(url, file, resume_size=file.tell(), displayed_filename=name)
@@ -205,6 +209,7 @@ def _published_file(address: str) -> Path:
     with _naming_hub_errors(address):
         api = HfApi()
         config = Path(api.hf_hub_download(repository, published.CONFIG, revision=revision or None))
+        # The weights are large, so reject a repository of another library before their download.
         published.read_config(config)
 
         # Use the commit of config.json, because the branch may have changed since.
@@ -237,6 +242,7 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
     """
     api = HfApi()
     with _naming_hub_errors(repository):
+        # `private=None` leaves an existing repository as it is.
         api.create_repo(repository, private=private or None, exist_ok=True)
         # Uploads to a public repository cannot be undone.
         if private and not api.model_info(repository, timeout=_TIMEOUT).private:

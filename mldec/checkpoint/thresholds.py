@@ -29,12 +29,14 @@ def with_thresholds(
     """
     if classes.exclusive or classes.word_vectors is not None:
         raise ConfigError(
-            f"--thresholds {path}: no effect on single-label and zero-shot models; leave it out"
+            f"--thresholds {path}: no effect on single-label and zero-shot models; remove it"
         )
 
+    # A table may have a few classes only, so start with the thresholds of the checkpoint.
     known: list[float] = []
     if calibration:
         known = calibration.thresholds_of(classes.names, classes.names)
+    # A calibration with the scope "global" has one threshold for all classes.
     if len(known) == 1:
         known = known * len(classes)
     if path.suffix.lower() in SUFFIXES:

@@ -337,7 +337,8 @@ def diff(old: Config, new: Config) -> list[str]:
     after = flat(to_dict(new))
     changes = []
     for key in {**before, **after}:
-        if key not in HARMLESS and before.get(key) != after.get(key):
+        is_harmless = not HARMLESS.isdisjoint((key, key.partition(".")[0]))
+        if not is_harmless and before.get(key) != after.get(key):
             changes.append(f"{key}: {before.get(key)} -> {after.get(key)}")
     return changes
 

@@ -124,8 +124,8 @@ def _experiment_help(name: str, folders: list[str]) -> str:
                 lines.append(line.removeprefix("#").removeprefix(" "))
             break
 
-    # Compare with the schema and the option files. Interpolations in these are no changes. Other
-    # defaults are in the signatures of the parts, whose import is slow.
+    # Compare with the schema and the option files. Interpolations in these do not count as changes.
+    # Other defaults are in the signatures of the parts, whose import is slow.
     defaults = flat(to_dict(Config(name=name, data={}, backbone={}, head={})))
     lines += ["", "Settings of the experiment, with defaults of the schema in parentheses:", ""]
     for part in PARTS:

@@ -66,8 +66,9 @@ PARTS = ("data", "backbone", "head", "loss")
 SHORT_FORMS = {"train.batch_size=auto": "train.pieces=1"}
 
 # Removed settings, options, parts and commands, with the replacement of each. Commit 5852d40b has
-# all of them, and checkpoints may contain them. `parse` drops the settings, because they never had
-# an effect on the model. A removed loss only prevents a resume, but a removed head also the load.
+# all of them except train.fit_memory and log.*, which only older checkpoints contain.
+# `parse` drops the settings of checkpoints, because they never had an effect on the model. A
+# removed loss only prevents a resume, but without its head a model cannot be loaded.
 RETIRED = {
     "train.fit_memory": "pass train.batch_size=auto",
     "train.focus_few_images": "pass loss.gamma_neg=2 if there are fewer images than classes",
@@ -75,10 +76,10 @@ RETIRED = {
     "log.trackio": "pass log.wandb=true",
     "mldec benchmark": "run python scripts/benchmark.py in a checkout",
     "head=ram_match": "pass head=gap_words or another head for word vectors",
-    "mldec.heads.RAMMatch": "use its checkpoints with commit 5852d40b",
+    "mldec.heads.RAMMatch": "checkpoints of head=ram_match need commit 5852d40b",
     "backbone=hf": "pass backbone=timm with a backbone.name of timm, or backbone=cvt_w24",
     "loss=vlpl": "pass loss=em_apl or loss=em",
-    "mldec.losses.VisionLanguagePseudoLabels": "resume its runs with commit 5852d40b",
+    "mldec.losses.VisionLanguagePseudoLabels": "only commit 5852d40b resumes runs of loss=vlpl",
     "experiment=digits_csv": "pass +experiment=digits_coco data=csv",
     "experiment=digits_yolo": "pass +experiment=digits_coco data=yolo",
     "experiment=digits_voc": "pass +experiment=digits_coco data=voc2007",
@@ -98,17 +99,15 @@ def check_retired(name: str, key: str | None = None) -> None:
         raise ConfigError(f"{prefix}{name} was removed; {RETIRED[name]}")
 
 
-# Settings that may change when a run is resumed. `batch_per_gpu` only changes the resulting
-# `batch_size`, which is compared.
+# Settings and sections that may change when a run is resumed. `batch_per_gpu` only changes the
+# resulting `batch_size`, which is compared.
 HARMLESS = {
     "name",
     "device",
     "resume",
     "init",
+    "log",
     "plugins",
-    "init.path",
-    "init.classes",
-    "init.synonyms",
     "data.root",
     "data.cache_dir",
     "data.bad_images",
@@ -132,9 +131,6 @@ HARMLESS = {
     "train.save_every_steps",
     "train.save_every_minutes",
     "train.keep_last",
-    "log.images",
-    "log.wandb",
-    "log.project",
 }
 
 # Whether to compile, or a mode of torch.compile. True selects the default mode.
@@ -507,11 +503,13 @@ class Config:
 
     def __post_init__(self) -> None:
         if not {"/", "\0"}.isdisjoint(self.name) or self.name in ("", ".", ".."):
-            raise ConfigError(f"name: '{self.name}' is not a folder name; choose one without '/'")
+            raise ConfigError(
+                f"name: '{self.name}' is not a valid folder name; choose one without '/'"
+            )
         check_device(self.device)
         if not matches(self.init, Init | str | None):
             raise ConfigError(f"init is {self.init}; it must be the path of a checkpoint, or null")
         if self.train.cache_features and self.mix.soft:
-            raise ConfigError("train.cache_features: mixed images cannot be cached; leave mix out")
+            raise ConfigError("train.cache_features: mixed images cannot be cached; remove mix")
         rule = f"from 0 to {MAX_SEED}"
         _require(self, "", "seed", rule, lambda s: matches(s, int) and 0 <= s <= MAX_SEED)

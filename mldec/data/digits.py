@@ -17,7 +17,7 @@ from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import Classes, DataModule, Split
 from mldec.evaluators import Evaluator
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
-from mldec.words.digits import COLOURS, NAMES, class_names, named_vectors
+from mldec.words.digits import COLORS, NAMES, class_names, named_vectors
 from mldec.words.types import DIGITS_PREFIX
 
 # The test set of E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI
@@ -314,10 +314,10 @@ def _clutter(rng: np.random.Generator, mean: float) -> tuple[int, int, int]:
     return _shade(rng, mean + rng.uniform(-CLUTTER, CLUTTER))
 
 
-def _shade(rng: np.random.Generator, grey: float) -> tuple[int, int, int]:
+def _shade(rng: np.random.Generator, gray: float) -> tuple[int, int, int]:
     """Return a random RGB color near a gray value, clipped to [0, 255]."""
     tints = rng.uniform(-TINT, TINT, 3)
-    red, green, blue = np.clip(grey + tints, 0, 255).astype(int).tolist()
+    red, green, blue = np.clip(gray + tints, 0, 255).astype(int).tolist()
     return red, green, blue
 
 
@@ -370,29 +370,29 @@ def digits_zsl(
     # Validate the threshold now, not after an epoch.
     evaluator(all_classes)
 
-    draw = partial(draw_coloured, max_digits=max_digits)
+    draw = partial(draw_colored, max_digits=max_digits)
     train = (partial(draw, classes=seen), seen_classes)
     val = (partial(draw, classes=range(len(names))), all_classes)
     return _scenes_module(scenes, evaluator, train=train, val=val)
 
 
-def choose_unseen(colours: int, count: int, seed: int) -> list[int]:
+def choose_unseen(colors: int, count: int, seed: int) -> list[int]:
     """Return the sorted unseen classes, spread over colors and digits."""
     check_minimum("unseen", count, 1)
     rng = np.random.default_rng(seed)
-    color_order = rng.permutation(colours)
+    color_order = rng.permutation(colors)
     digit_order = rng.permutation(10)
 
     # Select along the diagonals of the table of shuffled colors and digits.
     unseen = set()
     for number in range(count):
-        diagonal, row = divmod(number, colours)
+        diagonal, row = divmod(number, colors)
         column = (row + diagonal) % 10
         unseen.add(10 * int(color_order[row]) + int(digit_order[column]))
     return sorted(unseen)
 
 
-def draw_coloured(
+def draw_colored(
     rng: np.random.Generator,
     *,
     writings: Writings,
@@ -405,8 +405,8 @@ def draw_coloured(
     The digits are from `classes` (10 * color + digit), which are the columns of the target. A scene
     has `max_digits` large digits if they fit.
     """
-    grey = round(rng.uniform(*BACKGROUND))
-    scene = Image.new("RGB", (size, size), (grey, grey, grey))
+    gray = round(rng.uniform(*BACKGROUND))
+    scene = Image.new("RGB", (size, size), (gray, gray, gray))
 
     target = torch.zeros(len(classes), dtype=torch.int8)
     for box in boxes(rng, size, max_digits, LARGE):
@@ -414,7 +414,7 @@ def draw_coloured(
         number = classes[column]
         row = rng.choice(np.flatnonzero(writings.labels == number % 10))
 
-        pure_color = np.array(list(COLOURS.values())[number // 10])
+        pure_color = np.array(list(COLORS.values())[number // 10])
         shade = pure_color + rng.uniform(-SHADING, SHADING, 3)
         red, green, blue = np.clip(shade, 0, 255).astype(int).tolist()
 

@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 PROBABILITY = 0.5  # of each of the two operations
 NUM_LEVELS = 10  # rows of the magnitude table; row 0 is not used
-GREY = (128, 128, 128)  # fill color of areas uncovered by geometric operations
+GRAY = (128, 128, 128)  # fill color of areas uncovered by geometric operations
 PATCH = (125, 122, 113)  # fill color of the small cutout; about the ImageNet mean
 ROWS = 32  # rows of a shear per block; a block fits in the cache
 
@@ -97,7 +97,7 @@ def _sheared(image: Image.Image, slope: float) -> Image.Image:
 
         # Pillow rounds toward zero.
         rounded = values.astype(np.int16).clip(0, 255)
-        np.copyto(rounded, GREY[0], where=(centers < 0) | (centers >= width))
+        np.copyto(rounded, GRAY[0], where=(centers < 0) | (centers >= width))
         result[:, rows] = rounded
     return Image.merge("RGB", [Image.fromarray(channel) for channel in result])
 
@@ -110,7 +110,7 @@ def _sheared_down(image: Image.Image, slope: float) -> Image.Image:
 def _translated(image: Image.Image, across: float, down: float) -> Image.Image:
     """Map pixel (x, y) to the color at (x + across, y + down), or gray if outside."""
     matrix = (1, 0, across, 0, 1, down)
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=GREY)
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=GRAY)
 
 
 def _small_cutout(image: Image.Image, pixels: float, rng: Random) -> Image.Image:
@@ -155,7 +155,7 @@ OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
     ),
     # Degrees without a random sign. The package of the published results only rotates
     # counterclockwise.
-    "rotate": (lambda i, m, rng: i.rotate(m, fillcolor=GREY), _levels(0, 30)),
+    "rotate": (lambda i, m, rng: i.rotate(m, fillcolor=GRAY), _levels(0, 30)),
     # Absolute difference of the factor from 1.
     "color": (partial(_enhanced, ImageEnhance.Color), _levels(0, 0.9)),
     "contrast": (partial(_enhanced, ImageEnhance.Contrast), _levels(0, 0.9)),

@@ -379,7 +379,9 @@ def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.I
     if not re.fullmatch(
         r"rand(-(m\d+|n\d+|p(0\.\d+|1|1\.0)|mstd\d+(\.\d+)?|mmax\d+|inc[01]))+", text
     ):
-        raise ConfigError(f"augment: {text!r} is no RandAugment of timm: rand-m7-mstd0.5-inc1")
+        raise ConfigError(
+            f"augment: {text!r} is not a RandAugment of timm, such as rand-m7-mstd0.5-inc1"
+        )
 
     from timm.data.auto_augment import rand_augment_transform
 

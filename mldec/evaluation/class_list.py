@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec.checkpoint import Loaded
-from mldec.checkpoint.classes import ScoredClassifier, can_make, check_queries, same_names
+from mldec.checkpoint.classes import ScoredClassifier, can_encode, check_queries, same_names
 from mldec.data.sampling import SampleRandom
 from mldec.data.tasks import MakeEvaluator, warn_duplicate_names
 from mldec.data.types import Classes, DataModule, ImageDataset, Split
@@ -54,7 +54,7 @@ def queries_for(
         if origin is not None and origin.is_encoder:
             templates = origin.templates
         loaded = load_word_vectors(vectors, names, optional=others, templates=templates, keep=keep)
-    elif origin is not None and origin.makes_others:
+    elif origin is not None and origin.can_encode:
         remedy = f"pass its weights with --vectors {PREFIX}MODEL:FILE"
         loaded = encode_like_training(names, origin, where=option, remedy=remedy, keep=keep)
         log.info(f"word vectors of {len(names)} classes by {origin.source}")
@@ -253,7 +253,7 @@ def _word_vectors(
             vector_of |= dict(zip(classes.names, classes.word_vectors, strict=True))
     missing = [name for name in names if name not in vector_of]
 
-    if options.vectors is not None or (missing and can_make(trained)):
+    if options.vectors is not None or (missing and can_encode(trained)):
         encoded = queries_for(names, options.vectors, trained, option="--class-list")
         assert encoded.word_vectors is not None
         return encoded.word_vectors

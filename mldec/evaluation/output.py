@@ -33,7 +33,7 @@ MEANINGS = {
     "P": "Precision of all decisions together",
     "R": "Recall of all decisions together",
     "F1": "Harmonic mean of P and R",
-    "class_accuracy": "Share of the images of a class that are right, averaged over classes",
+    "class_accuracy": "Recall, averaged over classes",
     "top1": "Share of the images whose label has the highest score",
     "top5": "Share of the images whose label is among the five highest scores",
     "ECE": "Expected calibration error: how far scores are from observed frequencies",

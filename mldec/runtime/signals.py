@@ -29,7 +29,7 @@ class DataTimeout(BaseException):
 
 
 class StopRequest:
-    """The first signal that was received. It is falsy until then."""
+    """The first signal that was received, which is falsy until then."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None

@@ -44,6 +44,7 @@ class CheckpointFiles:
             if best:
                 torch_files.duplicate(self.last, self.best)
 
+        # Raise an error of the previous write, such as a full disk, before the end of the run.
         self.wait()
         self._pending = self._thread.submit(write)
 
@@ -63,5 +64,6 @@ class CheckpointFiles:
         if not distributed.is_main() or path.parent != self.last.parent:
             return
 
+        # Equal hashes: best.pt was written before the run was killed.
         if torch_files.known_hashes(self.best) != torch_files.known_hashes(path):
             torch_files.duplicate(path, self.best)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 class ModelEma:
     """Exponential moving average of all parameters and buffers of a model.
 
-    It gives the same values as timm's ModelEmaV3, which collects the state of both models in each
-    step. Here the tensors are collected once. They must therefore stay the same objects:
+    It gives the same values as timm's ModelEmaV3. That class collects the state of both models in
+    each step, whereas here the tensors are collected once, so they must stay the same objects:
     `load_state_dict` is fine, but moving the model to another device is not.
 
     Args:
@@ -22,6 +22,7 @@ class ModelEma:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
+        # The copy shares no tensors. Its batch norms always use the averaged statistics.
         self.module = copy.deepcopy(model).eval()
         self.decay = decay
 
@@ -42,6 +43,7 @@ class ModelEma:
     @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the current values of the model."""
+        # One call for all tensors, because a kernel launch per tensor is slow on a GPU.
         torch._foreach_lerp_(self._averages, self._weights, weight=1.0 - self.decay)
         if self._integers:
             torch._foreach_copy_(self._integer_copies, self._integers)

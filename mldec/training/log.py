@@ -60,6 +60,7 @@ class RunLog:
         config: Config | None = None,
         earlier: Iterable[logging.LogRecord] = (),
     ) -> None:
+        # The methods write nothing on other ranks, so that callers need not ask for the rank.
         self.main = distributed.is_main()
         self.started = time.monotonic() if started is None else started
         self._bar: tqdm[Any] | None = None
@@ -144,6 +145,7 @@ class RunLog:
         with writing(self._folder, of_run=True):
             for tag, value in tagged(values).items():
                 self._tensorboard.add_scalar(tag, value, step)
+            # TensorBoard buffers events, which a killed run would lose.
             self._tensorboard.flush()
 
     def _write_settings(self, config: Config, step: int) -> None:
@@ -240,6 +242,7 @@ def start_wandb(config: Config, directory: Path) -> Any:
     """Start or continue a run of wandb, which copies the numbers that TensorBoard gets."""
     import wandb
 
+    # A resumed run continues the page of its first start.
     path = directory / WANDB_ID
     if not path.exists():
         torch_files.write_text(path, f"{uuid.uuid4().hex[:16]}\n")
@@ -251,6 +254,7 @@ def start_wandb(config: Config, directory: Path) -> Any:
         config=to_dict(config),
         resume="allow",
         sync_tensorboard=True,
+        # Do not upload code, console output and facts about the machine.
         settings=wandb.Settings(
             console="off",
             disable_code=True,
@@ -315,6 +319,7 @@ class Meter:
 
     def read(self, device: torch.device) -> dict[str, float]:
         """Return the numbers of a report. `data_wait` is a fraction of the time since `restart`."""
+        # Two reports may have the same time on a clock with a low resolution.
         self.step_start = time.perf_counter()
         seconds = max(1e-9, self.step_start - self.start)
         values = {
@@ -336,6 +341,7 @@ def clock(seconds: float) -> str:
 
 def cut_back(path: Path, lines: int) -> int:
     """Truncate metrics.jsonl to the lines of a checkpoint; return the number of lines."""
+    # A killed run may have written lines after its checkpoint, which a resumed run writes again.
     content = path.read_bytes() if path.exists() else b""
 
     # Text after the last newline is an incomplete line.
@@ -368,8 +374,9 @@ class Evaluation:
 def best_of(results: Iterable[Result]) -> Result | None:
     """Return the best of several results, from early to late; None if no value is defined.
 
-    Small validation splits often reach the same value several times. The lower loss is then better.
-    Unless both losses are known, the later result is better, because it was trained for longer.
+    Small validation splits often reach the same value several times, and then the result with the
+    lower loss is better. Unless both losses are known, the later result is better, because it was
+    trained for longer.
     """
     best = None
     for new in results:
@@ -415,14 +422,15 @@ def read_progress(path: Path) -> Progress:
 def _evaluation(line: dict[str, Any], seconds: float) -> Evaluation:
     """Parse a line of metrics.jsonl with an evaluation.
 
-    val/... are the metrics of the moving average, and val_raw/... those of the raw weights. Without
-    a moving average, val/... are the metrics of the raw weights.
+    val/... are the metrics of the moving average and val_raw/... the metrics of the raw weights,
+    which are in val/... if there is no moving average.
     """
     metric = next(key for key in line if key.startswith("val/")).removeprefix("val/")
     prefixes = {"raw": "val/"}
     if f"val_raw/{metric}" in line:
         prefixes = {"raw": "val_raw/", "ema": "val/"}
 
+    # Damaged lines raise KeyError or ValueError, which `read_progress` converts.
     results = []
     for weights, prefix in prefixes.items():
         # NaN is null in JSON.

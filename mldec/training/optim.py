@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
-from mldec.config.schema import Config, FreezeBatchNorm, Train
+from mldec.config.schema import Config, FreezeBatchNorm, Schedule, ScheduleName, Train
 from mldec.data.transforms import NO_AUGMENTATION
 from mldec.errors import ConfigError, suggest
 
@@ -60,6 +60,7 @@ def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
     Raises:
         ConfigError: For unknown names, or if all parameters are frozen.
     """
+    # A misspelled name would leave a part trainable without notice.
     _check_names(model, train.freeze)
     for name, parameter in model.named_parameters():
         if _is_named(name, train.freeze):
@@ -74,7 +75,8 @@ def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
                 norms.append(module)
         if not norms:
             where = "the model" if freeze_all else "a frozen part"
-            raise ConfigError(f"train.freeze_batchnorm: no batch norm is in {where}; leave it out")
+            raise ConfigError(f"train.freeze_batchnorm: no batch norm is in {where}; remove it")
+    # The statistics are frozen by the evaluation mode, and scale and shift as parameters.
     for norm in norms:
         norm.requires_grad_(False)
 
@@ -214,6 +216,7 @@ def build_optimizer(
         chosen = options.keys() & {"fused", "foreach", "capturable", "differentiable", "dampening"}
         if kind in FUSED and devices <= supported and not chosen:
             options = {**options, "fused": True}
+        # The groups already have their rates and weight decay, so timm must not group them again.
         optimizer = create_optimizer_v2(groups, opt=name, lr=lr, **options)
         if kind is SGD and options.get("fused"):
             _create_momentum(optimizer)
@@ -250,6 +253,7 @@ def step_if(condition: Tensor, optimizer: Optimizer) -> None:
         del optimizer.found_inf  # type: ignore[attr-defined]
         return
 
+    # This reads the condition from the device.
     if not condition:
         return
     if isinstance(optimizer, muon.Muon) and condition.device.type == "cpu":
@@ -290,46 +294,42 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def build_schedule(
-    optimizer: Optimizer,
-    *,
-    name: str,
-    lr: float,
-    steps: int,
-    pct_start: float = 0.2,
-    warmup_steps: int = 0,
-    min_lr: float = 0.0,
-    warmup_lr: float = 1e-5,
-    cooldown_steps: int = 0,
-    epoch_steps: int = 1,
-    milestones: Sequence[int] = (),
-    gamma: float = 0.1,
+    optimizer: Optimizer, schedule: Schedule, *, lr: float, steps: int, epochs: int
 ) -> LRScheduler:
     """Build a learning-rate schedule. Its only state is the number of finished steps.
+
+    - "onecycle", as in the official train.py: the rate rises from lr/25 to lr and falls to
+      lr/250,000 on a cosine. Adam's beta1 goes from 0.95 to 0.85 and back.
+    - "cosine": a linear warmup from 0, followed by a half cosine from `lr` to `min_lr`.
+    - "cosine_epochs", as in timm: one rate per epoch. The warmup from `warmup_lr` replaces the
+      first part of the half cosine.
+    - "step", as torch's MultiStepLR: `gamma` multiplies the rate at each milestone. A linear
+      warmup starts at 0 in the first step and reaches `lr` after the warmup epochs.
 
     The rates of parameter groups with another rate than `lr` are scaled in proportion.
 
     Args:
         optimizer: The optimizer.
-        name: "onecycle", as in the official train.py: the rate rises from lr/25 to lr and falls to
-            lr/250,000 on a cosine. Adam's beta1 goes from 0.95 to 0.85 and back.
-            "cosine": a linear warmup from 0, followed by a half cosine from `lr` to `min_lr`.
-            "cosine_epochs", as in timm: one rate per epoch. The warmup from `warmup_lr` replaces
-            the first part of the half cosine.
-            "step", as torch's MultiStepLR: `gamma` multiplies the rate at each milestone. A linear
-            warmup starts at 0 in the first step and reaches `lr` at step `warmup_steps`.
+        schedule: Settings, whose epochs are converted to steps.
         lr: Maximum learning rate.
         steps: Number of optimizer steps of the run.
-        pct_start: Fraction of the steps with a rising rate ("onecycle").
-        warmup_steps: Number of warmup steps ("cosine", "cosine_epochs", "step").
-        min_lr: Final learning rate ("cosine", "cosine_epochs").
-        warmup_lr: Initial learning rate ("cosine_epochs").
-        cooldown_steps: Number of final steps at `min_lr` ("cosine_epochs").
-        epoch_steps: Number of steps per epoch.
-        milestones: Ascending numbers of finished steps after which the rate is reduced ("step").
-        gamma: Factor of the rate at each milestone ("step").
+        epochs: Number of epochs of the run.
     """
-    if name == "onecycle":
-        return _one_cycle(optimizer, steps, pct_start)
+    if schedule.name is ScheduleName.onecycle:
+        return _one_cycle(
+            optimizer, steps, 0.2 if schedule.pct_start is None else schedule.pct_start
+        )
+
+    steps_per_epoch = steps / epochs
+    epoch_steps = round(steps_per_epoch)
+    warmup_steps = round((schedule.warmup_epochs or 0) * steps_per_epoch)
+    milestones = [round(epoch * steps_per_epoch) for epoch in schedule.milestones]
+    # A short trial of a long recipe still needs epochs before the cooldown.
+    cooldown_epochs = min(schedule.cooldown_epochs or 0, epochs // 2)
+    cooldown_steps = round(cooldown_epochs * steps_per_epoch)
+    min_lr = schedule.min_lr or 0.0
+    warmup_lr = 1e-5 if schedule.warmup_lr is None else schedule.warmup_lr
+    gamma = 0.1 if schedule.gamma is None else schedule.gamma
 
     # LambdaLR multiplies the rate of each group by the return value of `by_step`, `by_epoch` or
     # `by_milestone`. MultiStepLR depends on the previous rate, so `fast_forward` cannot set it.
@@ -353,9 +353,9 @@ def build_schedule(
             factor *= step / warmup_steps
         return factor
 
-    if name == "step":
+    if schedule.name is ScheduleName.step:
         return LambdaLR(optimizer, by_milestone)
-    if name == "cosine_epochs":
+    if schedule.name is ScheduleName.cosine_epochs:
         return LambdaLR(optimizer, by_epoch)
     return LambdaLR(optimizer, by_step)
 

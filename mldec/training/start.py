@@ -1,9 +1,7 @@
-"""Preparation of a training run: checks, resume, and the first lines of the log."""
+"""Start of a training run: checks, parts and resume."""
 
-import dataclasses
 import logging
 import os
-import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,20 +15,18 @@ from mldec import build
 from mldec.backbones.openvino_backbone import uses_openvino
 from mldec.checkpoint import loading
 from mldec.checkpoint.classes import check_classes
-from mldec.checkpoint.state import Best, Checkpoint
+from mldec.checkpoint.state import Checkpoint
 from mldec.config.compose import diff
 from mldec.config.schema import Config, MixLabels, Train
 from mldec.data.fingerprint import check_same
 from mldec.data.labels import Labels
 from mldec.data.loader import labels_of
-from mldec.data.types import DataModule, same_images
+from mldec.data.types import DataModule
 from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluation.frozen_features import with_tokens
-from mldec.files.run_folder import RunFacts, command_line, holds_run
-from mldec.model import count_parameters, work_per_image
+from mldec.files.run_folder import holds_run
 from mldec.runtime import distributed
 from mldec.runtime.devices import EngineName, Precision, has_fast_bf16
-from mldec.runtime.environment import installed
 from mldec.runtime.signals import StopRequest
 from mldec.training.trainer import Trainer, warn
 
@@ -47,7 +43,7 @@ def start_at_frequency(head: nn.Module, labels: Labels, loss: nn.Module) -> None
     )
     if set_bias_from_prior is None:
         raise ConfigError(
-            f"train.start_at_frequency: {type(head).__name__} has no bias per class; leave it out"
+            f"train.start_at_frequency: {type(head).__name__} has no bias per class; remove it"
         )
     log_odds = build.label_counts(labels).log_odds()
     adjustment: torch.Tensor | None = getattr(loss, "logit_adjustment", None)
@@ -87,7 +83,7 @@ def _check_kind(loss: nn.Module, *, exclusive: bool) -> None:
 def _check_mixing(config: Config, loss: nn.Module, *, exclusive: bool) -> None:
     mix = config.mix
     if mix.enabled and mix.labels is MixLabels.union and exclusive:
-        raise ConfigError("mix.labels=union: the data is single-label; leave it out")
+        raise ConfigError("mix.labels=union: the data is single-label; remove it")
     if mix.enabled and getattr(loss, "per_image", False):
         raise ConfigError(
             f"mix.mixup, mix.cutmix: {type(loss).__name__} keeps a state per image, and a mixed "
@@ -132,10 +128,11 @@ def prepare_trainer(
     if path:
         # Fall back to an older version if the checkpoint is damaged.
         path, saved = distributed.on_main(partial(loading.load_newest, path))
+    # Record the format in use instead of "auto", which may select another one on another machine.
     precision = used_precision(config.train, saved, device)
     config = replace(config, train=replace(config.train, precision=precision))
 
-    # Pretrained weights are not downloaded if a checkpoint replaces them.
+    # The seed determines the initial weights, which must be equal on all ranks.
     torch.manual_seed(config.seed)
     data = build.data(parts, in_memory)
     loss = build.loss(parts, lambda: labels_of(data.train, config.seed), data.train)
@@ -146,11 +143,12 @@ def prepare_trainer(
         )
         config = replace(config, train=replace(config.train, engine=engine))
     check_together(config, data, loss)
+    # Pretrained weights are not downloaded if a checkpoint replaces them.
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
     if config.train.start_at_frequency and not (saved or is_fitted):
         start_at_frequency(model.head, labels_of(data.train, config.seed), loss)
     if config.init and not saved:
-        log.info(loading.initialise(model, config.start, data.train.classes.names))
+        log.info(loading.initialize(model, config.start, data.train.classes.names))
 
     model.to(device)
     if config.train.cache_features:
@@ -190,6 +188,7 @@ def check_same_run(trainer: Trainer, saved: Checkpoint, path: Path) -> None:
             f"{trainer.batches.steps}; use the same training images and processes"
         )
 
+    # Changed labels or images would continue another training than the log shows.
     allow = config.data.get("changed") == "allow"
     train_warning = check_same(saved.fingerprint, trainer.fingerprint, path, allow=allow)
     val_warning = check_same(
@@ -205,6 +204,7 @@ def used_precision(train: Train, saved: Checkpoint | None, device: torch.device)
 
     `auto` on a CPU is bf16 with cached tokens if that is fast, else fp32.
     """
+    # Autocast has no advantage on a CPU without the instructions: bf16 would be emulated.
     wanted = train.precision
     if wanted is Precision.auto and train.cache_features and has_fast_bf16(device):
         wanted = Precision.bf16
@@ -236,6 +236,7 @@ def resume_point(config: Config, directory: Path) -> Path | None:
         return None
 
     path = Path(config.resume)
+    # A published checkpoint is also a file, but has neither optimizer nor position.
     is_published = path.suffix == ".safetensors" and path.is_file()
     if is_published or config.resume.startswith("hf:"):
         raise CheckpointError(
@@ -246,6 +247,7 @@ def resume_point(config: Config, directory: Path) -> Path | None:
         raise CheckpointError(
             f"resume={config.resume}: file not found; pass resume=auto or a checkpoint"
         )
+    # The log of this folder would mix two runs.
     if is_run and not is_inside(path, directory):
         raise CheckpointError(
             f"resume={config.resume}: {directory} holds another run; "
@@ -257,94 +259,3 @@ def resume_point(config: Config, directory: Path) -> Path | None:
 def is_inside(path: Path, directory: Path) -> bool:
     """Return True if a file is in the folder of a run. The file itself may be a symbolic link."""
     return path.parent.resolve().is_relative_to(directory.resolve())
-
-
-def describe_run(trainer: Trainer, wanted: Precision) -> str:
-    """Return the line of the log with model, data, precision, batch, position and weights."""
-    config = trainer.config
-    learner = trainer.learner
-    train = trainer.data.train
-    val = trainer.data.val
-
-    trainable, total = count_parameters(learner.model)
-    parameters = f"{trainable / 1e6:.2f} of {total / 1e6:.2f} M parameters trainable"
-
-    splits = f"{len(train.dataset):,} training and {len(val.dataset):,} validation images"
-    if trainer.is_fitted and same_images(train, val):
-        # The rule of `HoldOut.val_fraction`.
-        splits = f"{len(train.dataset):,} training images, each validated without itself"
-        splits += " (data.val_fraction=0)"
-    if trainer.batches.factors is not None:
-        sampler = f"data.sampler={trainer.data.sampling.sampler}"
-        splits += f" ({trainer.batches.num_images:,} images per epoch: {sampler})"
-
-    precision = learner.precision.value
-    if learner.precision is not wanted:
-        precision += f" (train.precision={wanted.value})"
-    device = f"{precision} on {trainer.device} x {distributed.world_size()}"
-
-    position = f"epoch {trainer.epoch + 1} of {config.train.last_epoch}"
-    if config.train.stop_epoch is not None:
-        position += f" (train.epochs={config.train.epochs})"
-    position += f", {trainer.position} of {trainer.batches.steps} steps done"
-    if trainer.ended:
-        position = f"ended after epoch {trainer.epoch}, nothing is left to train"
-
-    weights = "random"
-    if config.init:
-        weights = f"init={config.start.path}"
-    elif config.backbone.get("pretrained"):
-        weights = f"backbone.pretrained={config.backbone['pretrained']}"
-    return (
-        f"{config.name}: {parameters}, {len(val.classes)} classes, {splits}, {device}, "
-        f"batches of {config.train.batch_size:,} images, {position}, start weights: {weights}"
-    )
-
-
-def describe_best(best: Best, epochs: int, path: Path) -> str:
-    """Return the line of the log with the best result after a number of epochs."""
-    line = f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): {path}"
-    if 3 * best.epoch <= epochs:
-        line += f"; no later epoch of {epochs} was better, try fewer train.epochs"
-    return line
-
-
-def next_commands(directory: Path, trainer: Trainer) -> str:
-    """Return two useful commands after a training, quoted for a shell."""
-    here = Path.cwd()
-    path = directory.relative_to(here) if directory.is_relative_to(here) else directory
-    model = [str(path)]
-    for plugin in trainer.config.plugins:
-        model += ["--plugin", plugin]
-
-    # A multi-label model needs thresholds. Zero-shot metrics are more than the log shows.
-    classes = trainer.data.val.classes
-    needs_thresholds = not classes.exclusive and classes.word_vectors is None
-    needs_thresholds &= trainer.calibration is None
-    first = "calibrate" if needs_thresholds else "evaluate"
-    commands = [["mldec", first] + model, ["mldec", "predict"] + model + ["photos/"]]
-    # A command cannot read a data set that is passed in Python, which has no name.
-    if trainer.config.data.get("name", "") is None:
-        del commands[0]
-    return "; ".join(map(shlex.join, commands))
-
-
-def run_facts(trainer: Trainer) -> RunFacts:
-    """Return the content of run.json for a run that is about to start or to resume."""
-    config = trainer.config
-    model = trainer.learner.model
-    size = trainer.data.transform.image_size
-    macs = work_per_image(model, size, trainer.data.val.classes.word_vectors)
-    return RunFacts(
-        name=config.name,
-        command=command_line(),
-        versions=installed(),
-        commit=trainer.git,
-        epochs=config.train.epochs,
-        image_size=size,
-        parameters=count_parameters(model)[0],
-        multiply_accumulates=None if macs is None else round(macs),
-        start_epoch=trainer.epoch,
-        best={} if trainer.best.metric is None else dataclasses.asdict(trainer.best),
-        ended=trainer.ended,
-    )

@@ -98,9 +98,7 @@ class Learner:
         # A single process already computes the statistics of the whole batch.
         if train.sync_batchnorm and distributed.world_size() > 1:
             if device.type != "cuda":
-                raise ConfigError(
-                    f"train.sync_batchnorm: it needs CUDA, not {device}; leave it out"
-                )
+                raise ConfigError(f"train.sync_batchnorm: it needs CUDA, not {device}; remove it")
             synchronize(model)
         model.to(memory_format=self.memory_format)
 
@@ -115,7 +113,9 @@ class Learner:
         self.frozen_norms = freeze(model, train)
         grouping = {**vars(config.optim), "decay": config.optim.decay.value}
         self.optimizer = build_optimizer(model, loss=self.loss, **grouping)
-        self.schedule = self._build_schedule()
+        self.schedule = build_schedule(
+            self.optimizer, config.schedule, lr=config.optim.lr, steps=steps, epochs=train.epochs
+        )
         self.precision = train.precision.for_device(device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is Precision.fp16)
         self.ema = ModelEma(model, train.ema_decay) if train.ema_decay else None
@@ -150,29 +150,6 @@ class Learner:
             model,
             static=train.accumulate == 1 and not train.compile,
             same_buffers=train.average_batchnorm,
-        )
-
-    def _build_schedule(self) -> torch.optim.lr_scheduler.LRScheduler:
-        schedule = self.config.schedule
-        epochs = self.config.train.epochs
-        steps_per_epoch = self.steps / epochs
-
-        # A short trial of a long recipe still needs epochs before the cooldown.
-        cooldown = min(schedule.cooldown_epochs or 0, epochs // 2)
-
-        return build_schedule(
-            self.optimizer,
-            name=schedule.name.value,
-            lr=self.config.optim.lr,
-            steps=self.steps,
-            pct_start=0.2 if schedule.pct_start is None else schedule.pct_start,
-            warmup_steps=round((schedule.warmup_epochs or 0) * steps_per_epoch),
-            min_lr=schedule.min_lr or 0.0,
-            warmup_lr=1e-5 if schedule.warmup_lr is None else schedule.warmup_lr,
-            cooldown_steps=round(cooldown * steps_per_epoch),
-            epoch_steps=round(steps_per_epoch),
-            milestones=[round(epoch * steps_per_epoch) for epoch in schedule.milestones],
-            gamma=0.1 if schedule.gamma is None else schedule.gamma,
         )
 
     @property

@@ -13,8 +13,8 @@ from mldec.runtime import distributed
 class SyncBatchNorm(_BatchNorm):
     """Batch norm over the images of all ranks in training. It replaces another batch norm.
 
-    torch.nn.SyncBatchNorm leaves out ranks without images. For this, the host waits three times per
-    layer. In training each rank has images, so all ranks count here. The kernels are the same.
+    torch.nn.SyncBatchNorm leaves out ranks without images, for which the host waits three times per
+    layer. Each rank has images in training, so all ranks count here, with the same kernels.
 
     Args:
         norm: A batch norm of torch or timm. Its parameters, buffers and activation are shared.
@@ -23,6 +23,7 @@ class SyncBatchNorm(_BatchNorm):
     def __init__(self, norm: _BatchNorm) -> None:
         options = {"affine": norm.affine, "track_running_stats": norm.track_running_stats}
         super().__init__(norm.num_features, norm.eps, norm.momentum, **options)
+        # The tensors keep their values and their names, so checkpoints do not depend on the class.
         for name, parameter in norm.named_parameters(recurse=False):
             setattr(self, name, parameter)
         for name, buffer in norm.named_buffers(recurse=False):
@@ -56,6 +57,7 @@ class _Normalize(torch.autograd.Function):
         mean, invstd = torch.batch_norm_stats(input, norm.eps)
         count = mean.new_full((1,), input.numel() // input.shape[1])
 
+        # One collective for all three saves two round trips per layer.
         gathered = distributed.gather_rows(torch.cat([mean, invstd, count]))
         means, invstds, counts = gathered.split(len(mean), dim=1)
         counts = counts.flatten()
@@ -69,6 +71,7 @@ class _Normalize(torch.autograd.Function):
             norm.eps,
             counts,
         )
+        # The kernel of the backward pass takes the counts as int32.
         ctx.save_for_backward(input, weight, mean, invstd, counts.to(torch.int32))
         return torch.batch_norm_elemt(input, weight, bias, mean, invstd, norm.eps)
 

@@ -137,7 +137,7 @@ class Trainer:
         if self.epoch >= train.last_epoch:
             return f"train.stop_epoch is {train.stop_epoch}, of {train.epochs} planned epochs"
 
-        # A moving average that still improves may become the best, so wait for its first fall.
+        # A moving average that still improves may become the best, so wait until its metric drops.
         out_of_patience = train.patience is not None and best.evaluations_since >= train.patience
         if out_of_patience and best.falls:
             return (
@@ -184,9 +184,11 @@ class Trainer:
             weights = "raw" if self.learner.average is None else "ema"
             warn(*same_scores(self.constant, weights, self.config.loss))
         except (Stopped, KeyboardInterrupt):
+            # A worker that hangs, for example in a read from a network disk, would block the exit.
             end_workers()
             raise
         finally:
+            # Checkpoints are written in the background, so the last one may not be complete yet.
             self.files.wait()
         return self.metrics
 
@@ -212,6 +214,7 @@ class Trainer:
         warn(*uncertain_classes(HeadFit.labels(split), split.classes.names))
         self.calibration = calibrate(left_out, split, self.config)
 
+        # A later `mldec evaluate` or `calibrate` reads the stored scores.
         names = image_names(split, self.config)
         write_left_out(self.files.last.parents[1], head, names, left_out, fitted)
         stored = with_left_out(self.data.val, self.config, names, left_out)
@@ -244,6 +247,7 @@ class Trainer:
         if start_epoch is not None and self.position == 0:
             start_epoch(self.epoch, train.epochs, partial(self._predict_train, runlog))
         self.learner.train()
+        # Evaluations and checkpoints between the epochs do not count in the speed.
         self.meter.restart()
 
         for micro_batches in runlog.progress(
@@ -460,36 +464,39 @@ class Trainer:
             metric = self.best.metric
         losses: dict[str, float] = {}
         if mean_loss:
-            for name, loss in zip(models, mean_loss.compute(), strict=True):
-                if math.isfinite(loss):
-                    losses[name] = loss
+            measured = zip(models, mean_loss.compute(), strict=True)
+            losses = {name: loss for name, loss in measured if math.isfinite(loss)}
         self.best = update_best(self.best, metric, results, losses, self.epoch + 1)
 
+        # The keys without "raw" are of the weights that are used by default.
+        prefixes = dict(zip(models, ("val", "val_raw"), strict=False))
         values = {f"val/{metric}": main.metrics[metric]}
-        for name, value in main.metrics.items():
-            values[f"val/{name}"] = value
-        if "ema" in results:
-            for name, value in results["raw"].metrics.items():
-                values[f"val_raw/{name}"] = value
+        for weights, prefix in prefixes.items():
+            for name, value in results[weights].metrics.items():
+                values[f"{prefix}/{name}"] = value
 
         # The loss only decides between equal metrics. It is not a metric of a model.
-        prefixes = zip(("val", "val_raw"), models, strict=False)
-        logged = {f"{prefix}/loss": losses[name] for prefix, name in prefixes if name in losses}
+        logged = {f"{prefixes[weights]}/loss": loss for weights, loss in losses.items()}
         self._write_scalars(runlog, self.epoch + 1, values | logged, self.source)
         self._log_evaluation(metric, results)
         if self.best.epoch == self.epoch + 1:
-            examples.gather()
-            curves = weakest_curves(results[self.best.weights], classes.names)
-            step = self.learner.step
-            pictures = partial(
-                write_pictures,
-                step=step,
-                curves=curves,
-                examples=examples,
-                model=list(models).index(self.best.weights),
-            )
-            runlog.best(step, self.best, pictures)
+            self._write_best(runlog, results, examples)
         return values
+
+    def _write_best(
+        self, runlog: RunLog, results: Mapping[str, Results], examples: ExampleImages
+    ) -> None:
+        """Write the best result to TensorBoard, with pictures of the evaluation that gave it."""
+        # All ranks hold some of the images, so all ranks take part.
+        examples.gather()
+        pictures = partial(
+            write_pictures,
+            step=self.learner.step,
+            curves=weakest_curves(results[self.best.weights], self.data.val.classes.names),
+            examples=examples,
+            model=list(results).index(self.best.weights),
+        )
+        runlog.best(self.learner.step, self.best, pictures)
 
     def _mean_loss(self, models: int) -> MeanLoss | None:
         """Return the loss of the evaluation; None if it has no meaning or may wait for ranks."""
@@ -587,8 +594,10 @@ class Trainer:
         if self.is_fitted:
             self.calibration = saved.calibration
         self.best = saved.best
+        # Lines of metrics.jsonl after the checkpoint are removed, because their steps are repeated.
         self.lines = saved.log.lines
         self.bad_images = saved.log.bad_images
+        # The next report also covers the steps between the last report and the checkpoint.
         self.meter = Meter(loss=saved.log.loss, steps=saved.log.steps)
 
         # Keep the record of the initial weights.
@@ -620,7 +629,7 @@ def update_best(
     """Return the best result after another evaluation, by `best_of`.
 
     `results` and the known `losses` are by the name of the weights. `evaluations_since` and `falls`
-    follow the early stopping of Query2Label (its main_mlc.py): an equal value is no progress.
+    follow the early stopping of Query2Label (its main_mlc.py): an equal value does not count.
     """
     values = {weights: result.metrics[metric] for weights, result in results.items()}
     average = values.get("ema", -math.inf)

@@ -13,7 +13,7 @@ from mldec.words.types import DIGITS_PREFIX, VectorOrigin, WordVectors
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 # The first colors differ most from each other, so that fewer colors are easier.
-COLOURS = {
+COLORS = {
     "red": (255, 0, 0),
     "green": (0, 255, 0),
     "blue": (0, 0, 255),
@@ -33,33 +33,33 @@ COLOURS = {
 VECTOR_WIDTH = 300  # as in common word vectors
 
 
-def class_names(colours: int) -> tuple[str, ...]:
+def class_names(colors: int) -> tuple[str, ...]:
     """Return 10 class names for each of 2 to 14 colors. Class 10 c + d is digit d in color c."""
-    if not 2 <= colours <= len(COLOURS):
-        raise ValueError(f"colours: {colours} is not from 2 to {len(COLOURS)}")
+    if not 2 <= colors <= len(COLORS):
+        raise ValueError(f"colours: {colors} is not from 2 to {len(COLORS)}")
 
     names = []
-    for colour in list(COLOURS)[:colours]:
-        names += [f"{colour} {digit}" for digit in NAMES]
+    for color in list(COLORS)[:colors]:
+        names += [f"{color} {digit}" for digit in NAMES]
     return tuple(names)
 
 
-def class_queries(colours: int, vectors: str) -> Tensor:
-    """Return the word vectors of all classes, float32 [10 * colours, D].
+def class_queries(colors: int, vectors: str) -> Tensor:
+    """Return the word vectors of all classes, float32 [10 * colors, D].
 
     "words" uses fixed random vectors of width 300 for colors and digits. A class has the sum of its
     two vectors, divided by sqrt(2). "one_hot" concatenates the one-hot vectors of color and digit.
     """
-    numbers = torch.arange(10 * colours)
-    colour = numbers.div(10, rounding_mode="floor")
+    numbers = torch.arange(10 * colors)
+    color = numbers.div(10, rounding_mode="floor")
     digit = numbers % 10
     if vectors == "one_hot":
-        return torch.cat([torch.eye(colours)[colour], torch.eye(10)[digit]], 1)
+        return torch.cat([torch.eye(colors)[color], torch.eye(10)[digit]], 1)
 
     # The vectors do not depend on the seed of the data.
     generator = torch.Generator().manual_seed(0)
-    word_vectors = torch.randn(10 + len(COLOURS), VECTOR_WIDTH, generator=generator)
-    return (word_vectors[digit] + word_vectors[10 + colour]) / 2**0.5
+    word_vectors = torch.randn(10 + len(COLORS), VECTOR_WIDTH, generator=generator)
+    return (word_vectors[digit] + word_vectors[10 + color]) / 2**0.5
 
 
 def named_vectors(source: str, names: Sequence[str], optional: Sequence[str] = ()) -> WordVectors:
@@ -72,17 +72,17 @@ def named_vectors(source: str, names: Sequence[str], optional: Sequence[str] = (
     if form is None:
         raise DataError(f"{source}: unknown word vectors; pass {DIGITS_PREFIX}words")
 
-    colours = int(form[2] or len(COLOURS))
-    known = class_names(colours)
+    colors = int(form[2] or len(COLORS))
+    known = class_names(colors)
     for name in names:
         if name not in known:
             raise DataError(
                 f"{source}: no vector of {name!r}; write a color and a digit, such as 'red six' "
-                f"(colors: {', '.join(list(COLOURS)[:colours])})"
+                f"(colors: {', '.join(list(COLORS)[:colors])})"
             )
 
     found = tuple(names) + tuple(name for name in optional if name in known)
     rows = [known.index(name) for name in found]
-    word_vectors = class_queries(colours, source.split(":")[1])[rows]
+    word_vectors = class_queries(colors, source.split(":")[1])[rows]
     origin = VectorOrigin(source, hashlib.sha256(source.encode()).hexdigest())
     return WordVectors(found, word_vectors, origin)

@@ -33,7 +33,7 @@ from torchvision import transforms
 from mldec.cli import positive
 from mldec.data.images import check_decoder
 from mldec.data.official_augment import (
-    GREY,
+    GRAY,
     OPERATIONS,
     PROBABILITY,
     Operation,
@@ -333,7 +333,7 @@ def _official_shear(image: Image.Image, slope: float, rng: Random, *, entry: int
     matrix = [1.0, 0, 0, 0, 1, 0]
     matrix[entry] = slope * rng.choice((-1, 1))
     bicubic = Image.Resampling.BICUBIC
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, bicubic, fillcolor=GREY)
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, bicubic, fillcolor=GRAY)
 
 
 def _official_sharpness(image: Image.Image, strength: float, rng: Random) -> Image.Image:

@@ -67,7 +67,7 @@ def test_hostile_file_raises_one_line_error_at_every_door(corpus, model, trace):
         assert has_one_line_error(partial(loading.load_model, path), path), path
         assert has_one_line_error(partial(words, path), path), path
         if path.name not in VALID_FOR_INIT:
-            assert has_one_line_error(partial(loading.initialise, model, path), path), path
+            assert has_one_line_error(partial(loading.initialize, model, path), path), path
         assert not trace.exists(), path
     assert all(map(torch.equal, before, model.state_dict().values()))
 
@@ -105,7 +105,7 @@ def test_random_bytes_raise_one_line_error_or_load(content, model, tmp_path, dat
     path = tmp_path / "odd.pt"
     path.write_bytes(odd)
     has_one_line_error(partial(loading.load_model, path), path)
-    has_one_line_error(partial(loading.initialise, model, path), path)
+    has_one_line_error(partial(loading.initialize, model, path), path)
     has_one_line_error(partial(words, path), path)
 
 

@@ -10,17 +10,17 @@ import numpy as np
 from PIL import Image
 
 DENSE = np.array([[1, -1, 0], [0, 1, -1], [-1, -1, -1], [1, 1, 1]], np.int8)  # of each split
-FIRST_GREY = {"train": 0, "val": 100}  # red value of image 0; it grows by 1 per image
+FIRST_GRAY = {"train": 0, "val": 100}  # red value of image 0; it grows by 1 per image
 
 
 def write_packed(root: Path) -> None:
     """Write two splits of four images in two shards each."""
-    for split, grey in FIRST_GREY.items():
+    for split, gray in FIRST_GRAY.items():
         folder = root / split
         folder.mkdir(parents=True)
         for number in range(2):
             pair = range(2 * number, 2 * number + 2)
-            members = {f"{index:09}.png": picture(grey + index) for index in pair}
+            members = {f"{index:09}.png": picture(gray + index) for index in pair}
             write_tar(folder / f"shard-{number:06}.tar", {**members, f"{pair[0]:09}.json": b"{}"})
         np.savez(folder / "index.npz", **index_arrays(folder))
 

@@ -19,7 +19,7 @@ from mldec.data.types import Classes
 from mldec.errors import ConfigError
 from mldec.heads import GAP, Cosine
 from mldec.losses import AsymmetricLoss, BinaryCrossEntropy
-from mldec.training import start
+from mldec.training import describe, start
 from mldec.training.optim import check_trainable
 
 HOSTILE = ["os.system", "builtins.eval", "torch.hub.load", "torch.nn.Linear", "mldec.os.system"]
@@ -222,7 +222,7 @@ def test_logit_adjustment_of_asl_shifts_the_logits():
 
 @pytest.mark.parametrize(("epochs", "overfits"), [(6, True), (5, False)])
 def test_early_best_epoch_is_logged(epochs, overfits):
-    line = start.describe_best(Best("mAP", 48.9, epoch=2), epochs, Path("best.pt"))
+    line = describe.describe_best(Best("mAP", 48.9, epoch=2), epochs, Path("best.pt"))
     assert "epoch 2" in line
     assert ("train.epochs" in line) is overfits
 

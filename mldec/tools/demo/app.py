@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 from starlette.formparsers import MultiPartParser
 from torch import Tensor
 
-from mldec.checkpoint.classes import can_make
+from mldec.checkpoint.classes import can_encode
 from mldec.data.images import read_image
 from mldec.errors import ConfigError, DataError, UserError, visible
 from mldec.evaluation.class_list import class_names, read_classes
@@ -149,7 +149,7 @@ class Predictor:
             name = engine.loaded.config.name if engine.loaded.of_run else name
             calibration = engine.loaded.calibration
             calibrated = calibration is not None and calibration.images > 0
-        has_vectors = self._vectors is not None or can_make(engine.classes)
+        has_vectors = self._vectors is not None or can_encode(engine.classes)
         return ModelInfo(
             name=name,
             classes=list(engine.classes.names),

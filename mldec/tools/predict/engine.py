@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mldec.backbones.openvino_backbone import recorded, uses_openvino
 from mldec.checkpoint import Loaded, load_model
-from mldec.checkpoint.classes import can_make, check_queries
+from mldec.checkpoint.classes import can_encode, check_queries
 from mldec.checkpoint.sources import is_exported
 from mldec.data.images import check_decoder
 from mldec.data.transforms import Picture
@@ -211,7 +211,7 @@ def _open_checkpoint(options: EngineOptions, typed_classes: bool) -> TorchEngine
     if options.classes is not None:
         loaded = with_classes(loaded, options.classes, options.vectors)
 
-    needs_vectors = options.vectors is None and not can_make(loaded.classes)
+    needs_vectors = options.vectors is None and not can_encode(loaded.classes)
     if not loaded.classes.names and (needs_vectors or not typed_classes):
         remedy = "pass --vectors FILE" if typed_classes else "pass --classes, and --vectors"
         raise CheckpointError(f"{options.checkpoint}: class names are missing; {remedy}")

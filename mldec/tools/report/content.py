@@ -12,7 +12,7 @@ import torch
 
 import mldec
 from mldec.checkpoint import load_model
-from mldec.checkpoint.classes import can_make
+from mldec.checkpoint.classes import can_encode
 from mldec.cli import chosen_model, precision_setting
 from mldec.config.compose import override, to_yaml
 from mldec.errors import DataError
@@ -87,7 +87,7 @@ def open_other(args: argparse.Namespace, setup: EvaluationSetup) -> EvaluationSe
     opening.fit_to_device(config, options, setup.device, len(setup.data.val.dataset))
 
     split = setup.data.val.viewed(loaded.transform)
-    if can_make(loaded.classes):
+    if can_encode(loaded.classes):
         # The text encoder of this model computes the word vectors.
         split = replace(split, classes=replace(split.classes, word_vectors=None, origin=None))
     data = replace(setup.data, load_val=lambda: split, transform=loaded.transform)

@@ -36,7 +36,7 @@ MAX_NUMBERED = 12  # classes of a matrix chart with a number in each cell
 # The colors of Okabe and Ito (2008) can be distinguished by people with color blindness.
 BLUE = "#0072B2"
 VERMILLION = "#D55E00"
-GREY = "#6b7280"
+GRAY = "#6b7280"
 ORANGE = (230, 159, 0)
 
 LAYOUT = {
@@ -177,7 +177,7 @@ def charts(content: ReportContent, names: list[str]) -> dict[str, go.Figure]:
         figures["metric-chart"] = curve_chart(metrics, "percent")
         # The highest value is the best evaluation of the run.
         epoch, _ = max(chain(*metrics.values()), key=lambda point: point[1])
-        line = {"color": GREY, "dash": "dot", "width": 1.5}  # the default width is 0
+        line = {"color": GRAY, "dash": "dot", "width": 1.5}  # the default width is 0
         label = {"text": f"best: epoch {epoch:g}"}
         chart = figures["metric-chart"]
         chart.add_vline(epoch, line=line, annotation=label, annotation_position="top")
@@ -224,7 +224,7 @@ def difference_chart(names: list[str], gaps: np.ndarray) -> go.Figure:
         hovertemplate="%{customdata}: %{x:.2f}<extra></extra>",
     )
     unit = "difference of AP (points)"
-    xaxis = {"title": unit, "showgrid": True, "zeroline": True, "zerolinecolor": GREY}
+    xaxis = {"title": unit, "showgrid": True, "zeroline": True, "zerolinecolor": GRAY}
     yaxis = {"tickvals": rows, "ticktext": axis_labels(names), "range": [len(names) - 0.5, -0.5]}
     return new_chart([markers], 24 * len(names) + 90, xaxis=xaxis, yaxis=yaxis)
 
@@ -282,7 +282,7 @@ def calibration_chart(histograms: Histograms) -> go.Figure:
     """Draw the share of positives over the mean score, for all classes together."""
     images, positives, sums = histograms.calibration_bins().sum(1)
     used = images > 0
-    dashed = {"color": GREY, "dash": "dash"}
+    dashed = {"color": GRAY, "dash": "dash"}
     perfect = go.Scatter(x=[0, 1], y=[0, 100], mode="lines", name="perfect", line=dashed)
     observed = go.Scatter(
         x=(sums[used] / images[used]).tolist(),

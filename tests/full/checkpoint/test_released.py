@@ -234,7 +234,7 @@ def swin_shapes(name, windows):
     return shapes
 
 
-def normalised(images):
+def normalized(images):
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     return (images.float() / 255 - mean) / std
 
@@ -256,7 +256,7 @@ def test_swin_gives_logits_of_timm(tmp_path):
 
     images = torch.randint(256, (2, 3, 224, 224), dtype=torch.uint8)
     with torch.no_grad():
-        tokens = network.forward_features(normalised(images)).flatten(1, 2)
+        tokens = network.forward_features(normalized(images)).flatten(1, 2)
         torch.testing.assert_close(loaded.model.backbone(images), tokens)
         torch.testing.assert_close(loaded.model(images), head(tokens))
 
@@ -268,7 +268,7 @@ def test_cvt_gives_logits_of_the_formulas(tmp_path):
     loaded = load_model(saved(tmp_path / "q2l.pkl", state, head), image_size=96)
     images = torch.randint(256, (2, 3, 96, 96), dtype=torch.uint8)
     with torch.no_grad():
-        tokens = official_cvt.tokens(state, normalised(images))
+        tokens = official_cvt.tokens(state, normalized(images))
         assert tokens.shape == (2, 36, 384)
         torch.testing.assert_close(loaded.model.backbone(images), tokens, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(loaded.model(images), head(tokens), rtol=1e-4, atol=1e-4)

@@ -198,7 +198,7 @@ def test_calibrated_file_replaces_best_checkpoint_until_it_changes(cli, digits_r
 
     # init=FOLDER and a second calibration use best.pt.
     model = load_model(best, plugins=["patches"]).model
-    assert f"init from {best}: " in loading.initialise(model, run)
+    assert f"init from {best}: " in loading.initialize(model, run)
     given = here / "given.txt"
     given.write_text("0.5\n" * 10)
     cli.out("calibrate", run, "--plugin", "patches", "--thresholds", given)

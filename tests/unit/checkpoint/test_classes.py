@@ -10,7 +10,7 @@ from support import made
 from torch import nn
 
 from mldec.checkpoint.classes import (
-    can_make,
+    can_encode,
     check_classes,
     check_queries,
     read_class_names,
@@ -145,7 +145,7 @@ def queries(trained, names, vectors=None):
 @pytest.mark.usefixtures("cache")
 def test_new_classes_use_the_text_encoder_of_the_training(tower, tmp_path):
     trained = trained_on(f"clip:{tower}")
-    assert can_make(trained)
+    assert can_encode(trained)
     wanted = open_encoder(f"clip:{tower}").encode_names(["zebra", "traffic jam"], ["the {}"])
     # An encoder on the command line also uses the prompts of the training.
     for vectors in (None, f"clip:{tower}"):
@@ -169,7 +169,7 @@ def test_new_classes_of_a_vector_file_require_the_file(tmp_path):
     path = tmp_path / "words.txt"
     path.write_text("cat 1 0\ndog 0 1\nred 1 1\npanda -1 0\n")
     unknown = Classes(("r", "g", "b"), word_vectors=torch.zeros(3, 2))
-    assert not can_make(unknown)
+    assert not can_encode(unknown)
     vectors = load_word_vectors(str(path), ["cat", "dog", "red"])
     trained = Classes(vectors.names, word_vectors=vectors.word_vectors, origin=vectors.origin)
     colored = made(digits_zsl, colours=4, unseen=8, vectors="words").train.classes

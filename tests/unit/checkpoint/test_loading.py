@@ -14,7 +14,7 @@ from torch import nn
 
 from mldec import build
 from mldec.checkpoint import load_model, loading
-from mldec.checkpoint.loading import initialise, load_newest, load_strict
+from mldec.checkpoint.loading import initialize, load_newest, load_strict
 from mldec.checkpoint.state import Best
 from mldec.config.compose import compose
 from mldec.config.schema import ByName, Init
@@ -149,7 +149,7 @@ def test_init_by_name_copies_the_rows_of_known_classes(small, tmp_path):
     start = Init(path=str(small), classes=ByName.by_name, synonyms=str(tmp_path / "s.txt"))
     names = ("Two", "four", "nought", "nine", "ten")
     model = untrained([], names)
-    report = initialise(model, start, names)
+    report = initialize(model, start, names)
     assert "(Two, nought)" in report
     assert "(four, nine, ten)" in report
     old = untrained([], hostile.NAMES)
@@ -158,7 +158,7 @@ def test_init_by_name_copies_the_rows_of_known_classes(small, tmp_path):
     torch.testing.assert_close(model(images)[:, [0, 2]], old(images)[:, [2, 0]])
 
     # A group has one query, that of its first known class.
-    grouped = initialise(untrained(["head.num_groups=2"], names), start, names)
+    grouped = initialize(untrained(["head.num_groups=2"], names), start, names)
     assert "(Two)" in grouped
     assert "(four, nought, nine, ten)" in grouped
 
@@ -176,7 +176,7 @@ def test_init_by_name_errors(small, tmp_path, settings, names, name):
     shutil.copy(small, tmp_path / "x.pt")
     start = Init(path=str(tmp_path / "x.pt"), classes=ByName.by_name)
     with pytest.raises(UserError, match=rf"^init\.classes=by_name: .*{name}"):
-        initialise(untrained(settings, names), start, names)
+        initialize(untrained(settings, names), start, names)
 
 
 class Small(nn.Module):

@@ -10,7 +10,7 @@ import torch
 
 from mldec.backbones import TimmBackbone
 from mldec.checkpoint import load_model, released
-from mldec.checkpoint.loading import initialise
+from mldec.checkpoint.loading import initialize
 from mldec.errors import CheckpointError, UserError
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.model import Classifier
@@ -111,7 +111,7 @@ def test_init_loads_fitting_tensors(medium, tmp_path):
     start = {key: value for key, value in medium.items() if "duplicate_pooling" not in key}
     torch.save({"model": start}, tmp_path / "start.pth")
     model = Classifier(TimmBackbone("tresnet_m"), MLDecoder(2048, 20))
-    report = initialise(model, tmp_path / "start.pth")
+    report = initialize(model, tmp_path / "start.pth")
     assert "(head.queries)" in report
     assert "(head.pool_bias, head.pool_weight)" in report
     weight = medium["body.conv1.1.weight"].abs() + 1e-5

@@ -19,7 +19,7 @@ from mldec.config.compose import (
     to_hydra,
     to_yaml,
 )
-from mldec.config.schema import PARTS, Precision, ScheduleName
+from mldec.config.schema import PARTS, RETIRED, Precision, ScheduleName
 from mldec.errors import ConfigError
 
 
@@ -84,12 +84,6 @@ def test_every_option_of_every_part_composes(part, digits):
         ("backbone=timm", ["backbone.name"]),
         ("init.classes=by_name", ["init.path"]),
         ("train.epochs=!!python/object:os.system", ["train.epochs"]),
-        # Removed settings, options and parts, with their replacements.
-        ("train.fit_memory=true", ["train.fit_memory", "train.batch_size=auto"]),
-        ("head=ram_match", ["head=ram_match", "head=gap_words"]),
-        ("backbone=hf", ["backbone=hf", "backbone=timm"]),
-        ("loss=vlpl", ["loss=vlpl", "loss=em_apl"]),
-        ("+experiment=digits_csv", ["experiment=digits_csv", "digits_coco data=csv"]),
         # Complete commands.
         (["experiment=digits"], ["+experiment=digits"]),
         (["data=digits", "head=ml_decoder", "loss=asl", "name=x"], ["backbone"]),
@@ -104,6 +98,27 @@ def test_wrong_word_is_named_in_one_line(digits, word, names):
             call()
         assert "\n" not in str(caught.value)
         assert call is not calls[0] or all(name in str(caught.value) for name in names)
+
+
+@pytest.mark.parametrize("name", [name for name in RETIRED if not name.startswith("mldec ")])
+def test_removed_name_ends_in_one_line_with_its_replacement(name):
+    word = name if "=" in name else f"{name}=true"
+    if name.startswith("mldec."):
+        part = {"heads": "head", "losses": "loss"}[name.split(".")[1]]
+        word = f"{part}._target_={name}"
+    with pytest.raises(ConfigError) as caught:
+        build.check(compose(["+experiment=digits", word.replace("experiment=", "+experiment=")]))
+    assert "\n" not in str(caught.value)
+    assert name in str(caught.value)
+    assert RETIRED[name] in str(caught.value)
+
+
+def test_changelog_lists_removed_names():
+    text = Path(config_dir()).with_name("CHANGELOG.md").read_text()
+    # Commit 5852d40b had already removed these settings.
+    earlier = {"train.fit_memory", "log.classes", "log.trackio"}
+    names = [name for name in RETIRED if not name.startswith("mldec.")]
+    assert {name for name in names if f"`{name}`" not in text.replace("`+", "`")} == earlier
 
 
 def test_prepare_moves_flags_first():

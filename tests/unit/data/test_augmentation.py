@@ -11,7 +11,7 @@ from pictures import picture
 from PIL import Image, ImageDraw, ImageEnhance
 
 from mldec.data.official_augment import (
-    GREY,
+    GRAY,
     OPERATIONS,
     PATCH,
     augment_by_pair,
@@ -98,7 +98,7 @@ def test_translation_has_both_signs_and_uncovers_gray():
     results = results_of("translate_x", edge(height=60))
     # 150 / 331 of 100 pixels is 45.3. A move to the right loses no white pixel.
     assert {int((result[30] == 255).all(1).sum()) for result in results} == {5, 50}
-    assert {int((result[30] == GREY).all(1).sum()) for result in results} == {45}
+    assert {int((result[30] == GRAY).all(1).sum()) for result in results} == {45}
     rotated = results_of("translate_y", edge(height=60).transpose(Image.Transpose.ROTATE_90))
     assert {int((result[:, 30] == 255).all(1).sum()) for result in rotated} == {5, 50}
 
@@ -106,7 +106,7 @@ def test_translation_has_both_signs_and_uncovers_gray():
 def test_shear_has_both_signs_and_rotation_is_counterclockwise():
     sheared = results_of("shear_x", edge())
     corners = {tuple(result[99, 2]) + tuple(result[99, 97]) for result in sheared}
-    assert corners == {(255, 255, 255, *GREY), (*GREY, 0, 0, 0)}
+    assert corners == {(255, 255, 255, *GRAY), (*GRAY, 0, 0, 0)}
     upright = edge().transpose(Image.Transpose.TRANSPOSE)
     transposed = [result.transpose(1, 0, 2) for result in results_of("shear_y", upright)]
     assert np.array_equal(transposed, sheared)
@@ -114,7 +114,7 @@ def test_shear_has_both_signs_and_rotation_is_counterclockwise():
     for result in results_of("rotate", edge(), row=3, draws=10):  # 10 degrees
         assert (result[2, 46] == 0).all()
         assert (result[97, 53] == 255).all()
-        assert (result[0, 0] == GREY).all()
+        assert (result[0, 0] == GRAY).all()
 
 
 @pytest.mark.parametrize("size", [(300, 100), (70, 33), (2, 40), (1, 1)])
@@ -127,7 +127,7 @@ def test_shear_equals_pillow(size):
             rng = random.Random(row)
             slope = OPERATIONS[name][1][row] * rng.choice((-1, 1))
             matrix = (1, slope, 0, 0, 1, 0) if name == "shear_x" else (1, 0, 0, slope, 1, 0)
-            expected = np.asarray(image.transform(size, affine, matrix, bicubic, fillcolor=GREY))
+            expected = np.asarray(image.transform(size, affine, matrix, bicubic, fillcolor=GRAY))
             (ours,) = results_of(name, image, row, draws=1, seed=row)
             assert np.abs(ours - expected).max() <= tolerance
 

@@ -183,9 +183,9 @@ def test_observed_positives_are_a_share_or_a_list(source, tmp_path):
     ],
 )
 def test_dropped_labels_are_unknown_in_training_only(source, observed, expected, monkeypatch):
-    labelled = changed(source, two_labels)
-    whole = assemble(labelled, PLAIN, FILES).train.dataset.labels
-    data = assemble(labelled, PLAIN, FILES, observed=observed)
+    labeled = changed(source, two_labels)
+    whole = assemble(labeled, PLAIN, FILES).train.dataset.labels
+    data = assemble(labeled, PLAIN, FILES, observed=observed)
     found = data.train.dataset.labels.dense()
     assert np.array_equal(found, expected(whole).dense())
     assert 0 < (found == -1).sum() < found.size
@@ -193,7 +193,7 @@ def test_dropped_labels_are_unknown_in_training_only(source, observed, expected,
 
     monkeypatch.setattr("mldec.data.observed.MAX_CELLS", found.size - 1)
     with pytest.raises(ConfigError, match=f"data.{observed.given[0]}"):
-        _ = assemble(labelled, PLAIN, FILES, observed=observed).train
+        _ = assemble(labeled, PLAIN, FILES, observed=observed).train
 
 
 # The settings of images and files

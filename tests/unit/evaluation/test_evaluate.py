@@ -57,7 +57,7 @@ class Shades:
         return f"image {index}"
 
 
-class Colours(nn.Module):
+class Colors(nn.Module):
     """The mean of each channel as the logit of its class, times a factor."""
 
     def __init__(self, factor=1.0):
@@ -102,7 +102,7 @@ def scores_of(model, data, config):
 @pytest.mark.parametrize(("bad", "words"), [((), True), (BAD, False)])
 def test_each_readable_image_counts_once(config, bad, words):
     logits, targets = expected([index for index in range(20) if index not in bad])
-    results = evaluate(Colours(), data(20, bad, words=words), config, device=CPU)
+    results = evaluate(Colors(), data(20, bad, words=words), config, device=CPU)
     per_class = [average_precision_score(targets[:, k], logits[:, k]) for k in range(3)]
     assert results.metrics["mAP"] == pytest.approx(100 * sum(per_class) / 3)
     assert results.images == len(targets)
@@ -113,11 +113,11 @@ def test_each_readable_image_counts_once(config, bad, words):
 
 def test_scores_keep_their_image_indices(config):
     logits, targets = expected(READABLE)
-    batches = list(score([Colours().eval()], data(20, BAD), config, device=CPU))
+    batches = list(score([Colors().eval()], data(20, BAD), config, device=CPU))
     assert [len(scores) for _, [scores] in batches] == [5, 0, 6, 2]
     assert [len(batch.bad) for batch, _ in batches] == [1, 6, 0, 0]
 
-    scores = scores_of(Colours().train(), data(20, BAD), config)
+    scores = scores_of(Colors().train(), data(20, BAD), config)
     assert scores.indices.tolist() == READABLE
     assert len(scores.bad) == len(BAD)
     assert scores.logits.tolist() == logits.tolist()
@@ -126,7 +126,7 @@ def test_scores_keep_their_image_indices(config):
 
 def test_several_models_share_the_loaded_images(config):
     read.clear()
-    models = [Colours().train(), Colours(-1).eval()]
+    models = [Colors().train(), Colors(-1).eval()]
     both = evaluate_all(models, data(20, (1,)), config, device=CPU)
     assert sorted(read) == list(range(20))
     assert [model.training for model in models] == [True, False]
@@ -137,7 +137,7 @@ def test_several_models_share_the_loaded_images(config):
 
 def test_thresholds_override_the_data(config):
     thresholds = torch.tensor([-0.1, 0.0, 0.1], dtype=torch.float64)
-    results = evaluate(Colours(), data(), config, device=CPU, logit_threshold=thresholds)
+    results = evaluate(Colors(), data(), config, device=CPU, logit_threshold=thresholds)
     logits, targets = expected(range(20))
     for k in range(3):
         recall = 100 * recall_score(targets[:, k], logits[:, k] > thresholds[k])
@@ -147,11 +147,11 @@ def test_thresholds_override_the_data(config):
 @pytest.mark.parametrize(
     ("call", "error", "name"),
     [
-        (lambda c: evaluate(Colours(torch.nan), data(3), c, device=CPU), DataError, "finite"),
-        (lambda c: scores_of(Colours(torch.inf), data(4), c), DataError, r"x\.pt"),
-        (lambda c: scores_of(Colours(), data(2, (0, 1)), c), DataError, "image 0"),
+        (lambda c: evaluate(Colors(torch.nan), data(3), c, device=CPU), DataError, "finite"),
+        (lambda c: scores_of(Colors(torch.inf), data(4), c), DataError, r"x\.pt"),
+        (lambda c: scores_of(Colors(), data(2, (0, 1)), c), DataError, "image 0"),
         (
-            lambda c: evaluate(Colours(), data(exclusive=True), c, device=CPU, logit_threshold=0.0),
+            lambda c: evaluate(Colors(), data(exclusive=True), c, device=CPU, logit_threshold=0.0),
             ConfigError,
             "data",
         ),
@@ -163,14 +163,14 @@ def test_unusable_scores_raise_an_error(config, call, error, name):
 
 
 def test_all_metrics_are_added_on_request(config):
-    usual = evaluate(Colours(), data(), config, device=CPU).metrics
-    every = evaluate(Colours(), data(), config, device=CPU, all_metrics=True).metrics
+    usual = evaluate(Colors(), data(), config, device=CPU).metrics
+    every = evaluate(Colors(), data(), config, device=CPU, all_metrics=True).metrics
     logits, targets = expected(range(20))
     assert every.keys() > usual.keys()
     assert usual.items() <= every.items()
     assert every["AUROC_macro"] == pytest.approx(100 * roc_auc_score(targets, logits))
     with pytest.raises(ConfigError, match="--metrics"):
-        evaluate(Colours(), data(exclusive=True), config, device=CPU, all_metrics=True)
+        evaluate(Colors(), data(exclusive=True), config, device=CPU, all_metrics=True)
 
 
 def test_groups_have_the_mean_of_their_classes():
@@ -189,7 +189,7 @@ def test_groups_have_the_mean_of_their_classes():
 
 
 def test_confusions_of_single_label_data(config):
-    results = evaluate(Colours(), data(exclusive=True), config, device=CPU)
+    results = evaluate(Colors(), data(exclusive=True), config, device=CPU)
     logits, targets = expected(range(20))
     pairs = list(zip(targets.argmax(1).tolist(), logits.argmax(1).tolist(), strict=True))
     assert {(label, guess): images for label, guess, images in results.confusions} == {
@@ -206,7 +206,7 @@ def test_confusions_of_single_label_data(config):
 def test_precision_of_the_config_is_used(config, precision, dtype):
     seen = []
 
-    class Matrix(Colours):
+    class Matrix(Colors):
         def forward(self, images, word_vectors):
             scores = images.float().mean((2, 3)) @ torch.eye(3)
             seen.append(scores.dtype)
@@ -218,11 +218,11 @@ def test_precision_of_the_config_is_used(config, precision, dtype):
 
 
 def test_constant_classes_are_named(config):
-    scores = scores_of(Colours(), data(2000), config)
+    scores = scores_of(Colors(), data(2000), config)
     scores.logits[:, 1] += 30
 
     def named(data, *, ranks_only=False):
-        setup = EvaluationSetup("x.pt", None, config, data, Colours(), CPU, None, ranks_only)
+        setup = EvaluationSetup("x.pt", None, config, data, Colors(), CPU, None, ranks_only)
         return setup.constant_classes(scores)
 
     assert named(data()) == ("green",)

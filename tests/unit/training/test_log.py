@@ -30,6 +30,13 @@ def line(step):
     return json.dumps({"step": step, "epoch": 0, "time": 0.5, "loss": step / 10}) + "\n"
 
 
+def tensorboard(folder, sizes=None):
+    """Read the events of a run. A size of 0 keeps all events of a kind."""
+    events = EventAccumulator(str(folder / "tensorboard"), sizes)
+    events.Reload()
+    return events
+
+
 WHOLE = [line(step) for step in range(1, 7)]
 
 
@@ -132,15 +139,13 @@ def test_tensorboard_drops_steps_that_resume_repeats(tmp_path, monkeypatch):
             log.scalars(step, 0, {"train/loss": 10.0 + step})
         log.close()
 
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
+    events = tensorboard(tmp_path)
     loss = events.Scalars("main/train_loss")
     assert [(event.step, event.value) for event in loss] == [(2, 12), (3, 13), (5, 15)]
 
 
 def test_tensorboard_shows_main_numbers_first(digits_run):
-    events = EventAccumulator(str(digits_run / "tensorboard"))
-    events.Reload()
+    events = tensorboard(digits_run)
     # TensorBoard sorts groups and tags by name.
     tags = sorted(events.Tags()["scalars"])
     assert tags.pop(0) == "main/best_mAP"
@@ -155,8 +160,7 @@ def test_tensorboard_shows_main_numbers_first(digits_run):
 
 
 def test_tensorboard_has_settings_best_value_and_pictures_of_best(digits_run):
-    events = EventAccumulator(str(digits_run / "tensorboard"), {"tensors": 0, "images": 0})
-    events.Reload()
+    events = tensorboard(digits_run, {"tensors": 0, "images": 0})
     best = read_progress(digits_run / "metrics.jsonl").best
     step = 4 * best.epoch
     newest = events.Scalars("main/best_mAP")[-1]
@@ -204,8 +208,7 @@ def test_pictures_are_rate_limited_and_written_at_the_end(tmp_path):
         assert drawn == [1]
     assert drawn == [1, 3]
 
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
+    events = tensorboard(tmp_path)
     assert [event.step for event in events.Images("image")] == [1, 3]
     assert [event.value for event in events.Scalars("main/best_mAP")] == [10, 20, 30]
 

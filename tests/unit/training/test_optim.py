@@ -16,7 +16,7 @@ from torch.optim import Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR, OneCycleLR
 
 from mldec.backbones import TimmBackbone
-from mldec.config.schema import FreezeBatchNorm, Train
+from mldec.config.schema import FreezeBatchNorm, Schedule, ScheduleName, Train
 from mldec.errors import ConfigError
 from mldec.files import torch_files
 from mldec.heads.ml_decoder import MLDecoder
@@ -71,14 +71,14 @@ def by_hand(model, kind=Adam, lr=0.01):
     return kind(groups, lr=lr, fused=True)
 
 
-def trained(model, optimiser, steps=3):
+def trained(model, optimizer, steps=3):
     """Do steps with random gradients, and return the parameters."""
     for step in range(steps):
         generator = torch.Generator().manual_seed(step)
         for parameter in model.parameters():
             gradient = torch.randn(parameter.shape, generator=generator)
             parameter.grad = gradient if parameter.requires_grad else None
-        optimiser.step()
+        optimizer.step()
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
@@ -178,7 +178,7 @@ def test_sgd_uses_nesterov_and_momentum_does_not(name, nesterov):
 def test_restored_optimizer_continues_exactly(name):
     whole = Net()
     first = optimizer(whole, name)
-    build_schedule(first, name="onecycle", lr=0.01, steps=10)
+    schedule_of(first, "onecycle", lr=0.01, steps=10)
     trained(whole, first)
     state = torch_files.snapshot(first.state_dict())
 
@@ -237,29 +237,35 @@ def rates(built, schedule, steps):
     return seen
 
 
+def schedule_of(optimizer, name, *, lr, steps, epochs=None, **settings):
+    """Build a schedule. Without `epochs`, an epoch has one step."""
+    schedule = Schedule(name=ScheduleName[name], **settings)
+    return build_schedule(optimizer, schedule, lr=lr, steps=steps, epochs=epochs or steps)
+
+
 @pytest.mark.parametrize("steps", [20, 1000])
 @pytest.mark.parametrize("pct_start", [0.2, 0.3])
 def test_onecycle_equals_torch(steps, pct_start):
     built, reference = optimizer(Net(), lr=3e-4), by_hand(Net(), lr=3e-4)
-    schedule = build_schedule(built, name="onecycle", lr=3e-4, steps=steps, pct_start=pct_start)
+    schedule = schedule_of(built, "onecycle", lr=3e-4, steps=steps, pct_start=pct_start)
     theirs = OneCycleLR(reference, max_lr=3e-4, total_steps=steps, pct_start=pct_start)
     assert rates(built, schedule, steps) == rates(reference, theirs, steps)
 
 
 def test_onecycle_has_official_values():
     built = optimizer(Net(), lr=1e-4)
-    seen = rates(built, build_schedule(built, name="onecycle", lr=1e-4, steps=1000), 1000)
+    seen = rates(built, schedule_of(built, "onecycle", lr=1e-4, steps=1000), 1000)
     values = [seen[step][0] for step in (0, 199, 999)]
     assert [value[0] for value in values] == pytest.approx([4e-6, 1e-4, 4e-10])
     assert [value[1][0] for value in values] == pytest.approx([0.95, 0.85, 0.95])
 
     sgd = optimizer(Net(), "sgd", momentum=0.9)
-    seen = rates(sgd, build_schedule(sgd, name="onecycle", lr=0.01, steps=100), 100)
+    seen = rates(sgd, schedule_of(sgd, "onecycle", lr=0.01, steps=100), 100)
     assert [seen[step][0][2] for step in (0, 19, 99)] == pytest.approx([0.95, 0.85, 0.95])
 
     for steps in range(1, 31):
         built = optimizer(Net(), lr=0.01)
-        seen = rates(built, build_schedule(built, name="onecycle", lr=0.01, steps=steps), steps)
+        seen = rates(built, schedule_of(built, "onecycle", lr=0.01, steps=steps), steps)
         assert all(0 < value <= 0.01 * (1 + 1e-9) for groups in seen for value, _, _ in groups)
 
 
@@ -267,8 +273,8 @@ def test_onecycle_has_official_values():
 @pytest.mark.parametrize("min_lr", [0.0, 1e-5])
 def test_cosine_equals_formula_and_torch(warmup_steps, min_lr):
     built, reference = optimizer(Net()), by_hand(Net())
-    settings = {"warmup_steps": warmup_steps, "min_lr": min_lr}
-    ours = build_schedule(built, name="cosine", lr=0.01, steps=40, **settings)
+    settings = {"warmup_epochs": warmup_steps, "min_lr": min_lr}
+    ours = schedule_of(built, "cosine", lr=0.01, steps=40, **settings)
     found = [groups[0][0] for groups in rates(built, ours, 41)]
 
     length = 40 - warmup_steps
@@ -297,16 +303,9 @@ def test_cosine_epochs_equals_timm(epochs, warmup, cooldown, warmup_lr, min_lr):
         cooldown_epochs=cooldown,
     )
     built = layered()
-    ours = build_schedule(
-        built,
-        name="cosine_epochs",
-        lr=0.01,
-        steps=total * n,
-        warmup_steps=warmup * n,
-        min_lr=min_lr,
-        warmup_lr=warmup_lr,
-        cooldown_steps=cooldown * n,
-        epoch_steps=n,
+    settings = {"warmup_epochs": warmup, "warmup_lr": warmup_lr, "cooldown_epochs": cooldown}
+    ours = schedule_of(
+        built, "cosine_epochs", lr=0.01, steps=total * n, epochs=total, min_lr=min_lr, **settings
     )
     for epoch in range(total):
         expected = [group["lr"] for group in reference.param_groups]
@@ -322,15 +321,8 @@ def test_step_equals_torch_with_the_warmup_of_csra(warmup):
     built, reference = layered(), layered()
     steps = 3  # per epoch
     theirs = MultiStepLR(reference, milestones=[4, 6], gamma=0.2)
-    ours = build_schedule(
-        built,
-        name="step",
-        lr=0.01,
-        steps=8 * steps,
-        warmup_steps=warmup * steps,
-        milestones=[4 * steps, 6 * steps],
-        gamma=0.2,
-    )
+    settings = {"warmup_epochs": warmup, "milestones": [4, 6], "gamma": 0.2}
+    ours = schedule_of(built, "step", lr=0.01, steps=8 * steps, epochs=8, **settings)
     for epoch in range(8):
         for step in range(steps):
             # CSRA's WarmUpLR sets the rate after each step, starting at 0.
@@ -352,9 +344,9 @@ def layered():
 
 SCHEDULES = [
     {"name": "onecycle"},
-    {"name": "cosine", "warmup_steps": 7, "min_lr": 1e-5},
-    {"name": "cosine_epochs", "warmup_steps": 20, "cooldown_steps": 10, "epoch_steps": 5},
-    {"name": "step", "warmup_steps": 7, "milestones": [7, 20, 50]},
+    {"name": "cosine", "warmup_epochs": 7, "min_lr": 1e-5},
+    {"name": "cosine_epochs", "epochs": 20, "warmup_epochs": 4, "cooldown_epochs": 2},
+    {"name": "step", "warmup_epochs": 7, "milestones": [7, 20, 50]},
 ]
 
 
@@ -362,8 +354,8 @@ SCHEDULES = [
 @pytest.mark.parametrize("done", [0, 1, 7, 19, 20, 99])
 def test_fast_forward_equals_single_steps(options, done):
     walked, jumped = optimizer(Net()), optimizer(Net())
-    walk = build_schedule(walked, lr=0.01, steps=100, **options)
-    jump = build_schedule(jumped, lr=0.01, steps=100, **options)
+    walk = schedule_of(walked, lr=0.01, steps=100, **options)
+    jump = schedule_of(jumped, lr=0.01, steps=100, **options)
     rates(walked, walk, done + 1)
     fast_forward(jump, done)
     assert rates(jumped, jump, 100 - done) == rates(walked, walk, 100 - done)

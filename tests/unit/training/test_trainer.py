@@ -31,7 +31,8 @@ from mldec.losses.partial import PartialAsymmetricLoss
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
 from mldec.training import trainer as module
-from mldec.training.start import check_same_run, next_commands, used_precision
+from mldec.training.describe import next_commands
+from mldec.training.start import check_same_run, used_precision
 from mldec.training.trainer import Trainer, update_best
 
 STEM = ("backbone.network.conv1.", "backbone.network.bn1.", "backbone.network.layer1.")

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from packed import DENSE, FIRST_GREY, change_index, index_arrays, picture, write_packed
+from packed import DENSE, FIRST_GRAY, change_index, index_arrays, picture, write_packed
 from readers import Reader, targets
 from support import made, one_line
 
@@ -31,7 +31,7 @@ def test_shards_have_images_targets_and_classes(root):
         assert targets(split) == DENSE.tolist()
         for index in range(4):
             image, _ = fixed_sample(split.dataset, index)
-            assert image[:, 0, 0].tolist() == [FIRST_GREY[name] + index, 50, 100]
+            assert image[:, 0, 0].tolist() == [FIRST_GRAY[name] + index, 50, 100]
     assert data.val.dataset.name(2) == f"{root / 'val' / 'shard-000001.tar'}, image 000000002"
     again = pickle.loads(pickle.dumps(data.val.dataset))
     assert torch.equal(fixed_sample(again, 3)[0], fixed_sample(data.val.dataset, 3)[0])
