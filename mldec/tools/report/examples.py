@@ -66,7 +66,7 @@ class Confusion:
 class Decision(NamedTuple):
     """A label or prediction of an image."""
 
-    class_index: int | None  # None: no class
+    class_index: int
     kind: Kind
     score: float  # in [0, 1]
 
@@ -121,15 +121,14 @@ def list_decisions(predictions: Predictions, row: int) -> list[Decision]:
 
 def find_confusions(decisions: list[list[Decision]]) -> list[Confusion]:
     """Find the pairs of a missed and a wrongly predicted class with the most images."""
-    none = Decision(None, "unknown", 0.0)
+    none: list[tuple[int | None, float]] = [(None, 0.0)]  # no class, and its score
     rows: dict[tuple[int | None, int | None], list[tuple[float, int]]] = defaultdict(list)
     for row, own in enumerate(decisions):
-        missed = [decision for decision in own if decision.kind == "missed"]
-        wrong = [decision for decision in own if decision.kind == "wrong"]
+        missed = [(one.class_index, one.score) for one in own if one.kind == "missed"]
+        wrong = [(one.class_index, one.score) for one in own if one.kind == "wrong"]
         if missed or wrong:
-            for first, second in product(missed or [none], wrong or [none]):
-                gap = first.score - second.score
-                rows[first.class_index, second.class_index].append((gap, row))
+            for (first, low), (second, high) in product(missed or none, wrong or none):
+                rows[first, second].append((low - high, row))
 
     confusions = []
     for pair in sorted(rows, key=lambda pair: -len(rows[pair]))[:MAX_CONFUSIONS]:
