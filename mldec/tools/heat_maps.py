@@ -217,9 +217,12 @@ class Explainer:
         """Return float32 [its classes, MAP_SIZE, MAP_SIZE] >= 0 on the CPU for each image.
 
         Only ratios within a map are meaningful. An all-zero map means no positive evidence.
+        `images` are [B, 3, H, W], or their tokens [B, N, C].
         """
-        with torch.no_grad():
-            tokens = self.model.backbone(images)
+        tokens = images
+        if images.ndim == 4:
+            with torch.no_grad():
+                tokens = self.model.backbone(images)
 
         relevance = self._relevance(self.model, tokens, classes, self.word_vectors)
         maps = []

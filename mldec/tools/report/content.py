@@ -20,7 +20,7 @@ from mldec.evaluation import open as opening
 from mldec.evaluation.open import EvaluationSetup
 from mldec.evaluation.options import EvalOptions
 from mldec.evaluation.output import Results, report, same_scores
-from mldec.evaluation.run import Scores
+from mldec.evaluation.run import Scores, all_scores
 from mldec.files.run_folder import folder_of_run
 from mldec.tools.report import statistics
 from mldec.tools.report.comparison import Comparison, compare
@@ -36,6 +36,7 @@ from mldec.tools.report.examples import (
 )
 from mldec.tools.report.statistics import Predictions, ResampledMetrics
 from mldec.tools.report.training import Curve, read_training
+from mldec.tools.report.training_photos import TrainingPhotos, find_training_photos
 
 log = logging.getLogger("mldec")
 
@@ -57,6 +58,7 @@ class ReportContent:
     confusions: list[Confusion]
     examples: list[Example]
     photos: dict[int, Photo]  # by the row of the image
+    training: TrainingPhotos  # that speak for the predictions on the examples
     gallery: list[int]  # rows of the photos in the gallery
     unreadable: list[str]  # one message per image
     root: Path | None  # folder of the data, not shown in the names of images
@@ -108,7 +110,8 @@ def open_other(args: argparse.Namespace, setup: EvaluationSetup) -> EvaluationSe
 def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> ReportContent:
     """Score the images and compute the content of the report."""
     classes = setup.data.val.classes
-    scores = setup.scores()
+    data = setup.scored_data()
+    scores = all_scores(setup.network, data, setup.config, device=setup.device, path=setup.path)
     # Calibration can hide constant scores, so it stores the names of their classes.
     calibration = setup.loaded.calibration
     if calibration is None or not calibration.images:
@@ -144,14 +147,23 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
         enlarged.update(confusion.rows)
     if comparison is not None:
         enlarged.update(change.row for change in comparison.changed)
-    photos, gallery = make_photos(setup.data.val.dataset, scores.indices, decisions, enlarged)
-    examples, heat_note = add_heat_maps(examples, setup, scores.indices)
+    explained = sorted({example.row for example in examples})
+    training = find_training_photos(explained, setup, scores.indices, decisions)
+    photos, gallery = make_photos(
+        setup.data.val.dataset,
+        scores.indices,
+        decisions,
+        enlarged,
+        sum(map(len, training.thumbnails.values())),
+    )
+    examples, heat_note = add_heat_maps(examples, setup, data.val.dataset, scores.indices)
 
     constant_note = same_scores(constant, setup.loaded.weights, setup.loaded.config.loss)
     title = setup.loaded.config.name if setup.loaded.of_run else Path(setup.path).name
     if other is not None:
         title += f" compared with {other.path}"
     cost, curves, training_notes = read_training(folder_of_run(setup.loaded.path))
+    notes = constant_note + score_notes(setup) + [heat_note, training.note] + training_notes
     root = setup.config.data.get("root")
     return ReportContent(
         title=f"{title}: {len(classes):,} classes, {images:,} images",
@@ -167,12 +179,13 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
         confusions=confusions,
         examples=examples,
         photos=photos,
+        training=training,
         gallery=gallery,
         unreadable=scores.bad,
         root=None if root is None else Path(root).expanduser().absolute(),
         comparison=comparison,
         resamples=len(resampled.resampled_ap),
-        notes=constant_note + score_notes(setup) + [heat_note] + training_notes,
+        notes=[note for note in notes if note],
     )
 
 

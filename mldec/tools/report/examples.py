@@ -15,6 +15,8 @@ from mldec.data.images import read_image
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import ImageDataset, ImageFiles, StoredImages, fixed_sample
 from mldec.errors import ConfigError
+from mldec.evaluation.frozen_features import StoredTokens
+from mldec.evaluation.inference import for_inference
 from mldec.evaluation.open import EvaluationSetup
 from mldec.runtime.console import progress_bar
 from mldec.tools.heat_maps import Explainer
@@ -64,7 +66,7 @@ class Confusion:
 class Decision(NamedTuple):
     """A label or prediction of an image."""
 
-    class_index: int | None  # None: no class
+    class_index: int
     kind: Kind
     score: float  # in [0, 1]
 
@@ -119,15 +121,14 @@ def list_decisions(predictions: Predictions, row: int) -> list[Decision]:
 
 def find_confusions(decisions: list[list[Decision]]) -> list[Confusion]:
     """Find the pairs of a missed and a wrongly predicted class with the most images."""
-    none = Decision(None, "unknown", 0.0)
+    none: list[tuple[int | None, float]] = [(None, 0.0)]  # no class, and its score
     rows: dict[tuple[int | None, int | None], list[tuple[float, int]]] = defaultdict(list)
     for row, own in enumerate(decisions):
-        missed = [decision for decision in own if decision.kind == "missed"]
-        wrong = [decision for decision in own if decision.kind == "wrong"]
+        missed = [(one.class_index, one.score) for one in own if one.kind == "missed"]
+        wrong = [(one.class_index, one.score) for one in own if one.kind == "wrong"]
         if missed or wrong:
-            for first, second in product(missed or [none], wrong or [none]):
-                gap = first.score - second.score
-                rows[first.class_index, second.class_index].append((gap, row))
+            for (first, low), (second, high) in product(missed or none, wrong or none):
+                rows[first, second].append((low - high, row))
 
     confusions = []
     for pair in sorted(rows, key=lambda pair: -len(rows[pair]))[:MAX_CONFUSIONS]:
@@ -137,12 +138,16 @@ def find_confusions(decisions: list[list[Decision]]) -> list[Confusion]:
 
 
 def make_photos(
-    dataset: ImageDataset, indices: np.ndarray, decisions: list[list[Decision]], enlarged: set[int]
+    dataset: ImageDataset,
+    indices: np.ndarray,
+    decisions: list[list[Decision]],
+    enlarged: set[int],
+    used_bytes: int = 0,
 ) -> tuple[dict[int, Photo], list[int]]:
     """Return photos by row, and the rows of the gallery.
 
     `indices` [N] are the indices of the scored images in the dataset. The rows `enlarged` have a
-    larger picture.
+    larger picture. Other thumbnails take `used_bytes` of the bytes of the gallery.
     """
     are_files = isinstance(dataset, StoredImages) and isinstance(dataset.storage, ImageFiles)
 
@@ -162,7 +167,7 @@ def make_photos(
         photos = dict(zip(rows, results, strict=True))
 
     sizes = np.cumsum([len(photos[row].thumbnail) for row in order])
-    gallery = sorted(order[: np.searchsorted(sizes, MAX_GALLERY_BYTES, "right")])
+    gallery = sorted(order[: np.searchsorted(sizes, MAX_GALLERY_BYTES - used_bytes, "right")])
     return {row: photos[row] for row in enlarged.union(gallery)}, gallery
 
 
@@ -181,22 +186,33 @@ def small_image(dataset: ImageDataset, index: int, side: int) -> Image.Image:
     return image
 
 
+def model_columns(setup: EvaluationSetup) -> list[int]:
+    """Return the index of each class of the data in the logits of the model."""
+    # Zero-shot models score the classes of the data. Other models may have another class order.
+    names = setup.data.val.classes.names
+    if setup.data.val.classes.word_vectors is not None:
+        return list(range(len(names)))
+    columns_by_name = {name: column for column, name in enumerate(setup.loaded.classes.names)}
+    return [columns_by_name[name] for name in names]
+
+
+def thumbnail(dataset: ImageDataset, index: int) -> str:
+    """Return the thumbnail of an image as a data URL; see `small_image`."""
+    return data_url(small_image(dataset, index, THUMBNAIL_SIDE), **JPEG)
+
+
 def add_heat_maps(
-    examples: list[Example], setup: EvaluationSetup, indices: np.ndarray
+    examples: list[Example], setup: EvaluationSetup, scored: ImageDataset, indices: np.ndarray
 ) -> tuple[list[Example], str]:
     """Add heat maps to the examples, if the model supports them. The model is then on the CPU.
 
-    `indices` [N] are the indices of the scored images in the validation split. Also returns a note
-    on the method, or the reason why there are no heat maps.
+    `indices` [N] are the indices of the scored images in the validation split. `scored` is the
+    dataset that was scored: this split, or its cached tokens. Also returns a note on the method, or
+    the reason why there are no heat maps.
     """
-    # Zero-shot models score the classes of the data. Other models may have another class order.
     dataset = setup.data.val.dataset
     classes = setup.data.val.classes
-    trained = classes
-    if classes.word_vectors is None:
-        trained = setup.loaded.classes
-    columns_by_name = {name: column for column, name in enumerate(trained.names)}
-    column_of = [columns_by_name[name] for name in classes.names]
+    column_of = model_columns(setup)
 
     # Each image passes through the backbone once for all its classes. A batch needs as many
     # backward passes as its image with the most classes.
@@ -205,15 +221,22 @@ def add_heat_maps(
     groups.sort(key=len)
 
     heats: dict[tuple[int, int], np.ndarray] = {}  # by row and class
+    model = setup.loaded.model.to(setup.device)
+    image_size = setup.data.transform.image_size
+    if isinstance(scored, StoredTokens) and not model.needs_blocks:
+        # The backbone has already computed these tokens. Blocks of features have no positions.
+        dataset = scored
+    else:
+        model = for_inference(model, image_size, None, fold=setup.config.train.fold_batchnorms)
     # Convolutions are faster with this layout.
-    model = setup.loaded.model.to(setup.device).to(memory_format=torch.channels_last)
+    model = model.to(memory_format=torch.channels_last)
     try:
-        explainer = Explainer(model, setup.data.transform.image_size, classes.word_vectors)
+        explainer = Explainer(model, image_size, classes.word_vectors)
         for start in progress_bar(range(0, len(groups), HEAT_BATCH), desc="heat maps"):
             batch = groups[start : start + HEAT_BATCH]
-            images = [fixed_sample(dataset, int(indices[own[0].row]))[0] for own in batch]
+            inputs = [fixed_sample(dataset, int(indices[own[0].row]))[0] for own in batch]
             columns = [[column_of[example.class_index] for example in own] for own in batch]
-            maps = explainer.maps(torch.stack(images).to(setup.device), columns)
+            maps = explainer.maps(torch.stack(inputs).to(setup.device), columns)
             for example, heat in zip(chain(*batch), torch.cat(maps), strict=True):
                 highest = heat.max()
                 if highest > 0:
@@ -222,6 +245,6 @@ def add_heat_maps(
     except ConfigError as error:
         return examples, f"There are no heat maps: {error}."
     finally:
-        model.cpu()
+        setup.loaded.model.cpu()
     explained = [replace(each, heat=heats.get((each.row, each.class_index))) for each in examples]
     return explained, f"Heat maps: {explainer.method}."

@@ -332,9 +332,20 @@ function selectPhotos() {
   }));
 }
 
+/** Return zero or one table row with the training photos that speak for a prediction. */
+function trainingRow(found) {
+  if (!found.length) return [];
+  const photos = found.map(([number, contribution]) => {
+    const [name, src] = data.training[number];
+    const image = element("img", { src, alt: `Training photo ${name}`, title: name });
+    return element("figure", {}, image, asText(contribution, 2, true));
+  });
+  return [element("tr", {}, element("td", { colSpan: 3, className: "training" }, ...photos))];
+}
+
 /** Show a photo with its labels, predictions and path. `heat` is the image of a heat map. */
 function enlarge(row, heat) {
-  const { name, link, decisions, picture, thumbnail } = data.photos[row];
+  const { name, link, decisions, picture, thumbnail, speaking } = data.photos[row];
   const image = element("img", { src: picture ?? thumbnail, alt: name });
   const frame = element("div", { className: "frame" }, image);
   const parts = [];
@@ -343,10 +354,16 @@ function enlarge(row, heat) {
     const box = element("input", { type: "checkbox", className: "show-heat", checked: true });
     parts.push(element("label", {}, box, ` ${heat.alt}`));
   }
-  const rows = decisions.map(([index, kind, score]) => element("tr", {},
-    element("th", { scope: "row" }, names[index]),
-    element("td", {}, KINDS[kind]),
-    element("td", { className: "figure" }, asText(score, 3))));
+  const rows = decisions.flatMap(([index, kind, score]) => [
+    element("tr", {},
+      element("th", { scope: "row" }, names[index]),
+      element("td", {}, KINDS[kind]),
+      element("td", { className: "figure" }, asText(score, 3))),
+    ...trainingRow(speaking[index] ?? [])]);
+  if (Object.values(speaking).some((found) => found.length)) {
+    parts.push(element("p", { className: "small" }, "Below a prediction: the training photos that "
+      + "raise its logit most, and their contributions."));
+  }
   const title = link ? element("a", { href: link, target: "_blank" }, name) : name;
   byId("viewer").replaceChildren(
     element("button", { type: "button", className: "close" }, "Close"),

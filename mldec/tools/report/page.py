@@ -77,10 +77,19 @@ def render_page(content: ReportContent, folder: Path) -> str:
     policies["json.dumps_function"] = PlotlyJSONEncoder(separators=(",", ":")).encode
     policies["json.dumps_kwargs"] = {}  # the default sorts keys
     data = script_data(content, names, figures)
+    training = content.training
+    data["training"] = [[visible(name), url] for name, url in training.thumbnails.items()]
+    number_of = {name: number for number, name in enumerate(training.thumbnails)}
     data["photos"] = {}
     for row, photo in content.photos.items():
         address = link(photo.name, folder) if photo.is_file else None
-        data["photos"][row] = vars(photo) | {"name": visible(inside(photo.name)), "link": address}
+        speaking = {}
+        for index, found in training.speaking.get(row, {}).items():
+            speaking[index] = [
+                (number_of[name], value) for name, value in found if name in number_of
+            ]
+        added = {"name": visible(inside(photo.name)), "link": address, "speaking": speaking}
+        data["photos"][row] = vars(photo) | added
     # Metrics with intervals are the main ones. Third-party evaluators may have none.
     metrics = content.metrics.items()
     tested = [(name, interval) for name, interval in metrics if math.isfinite(interval.low)]

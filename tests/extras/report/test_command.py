@@ -10,13 +10,18 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 from PIL import Image
 from support import QUICK, one_line
 
+from mldec.backbones import TimmBackbone
+from mldec.checkpoint import load_model
+from mldec.tools.heat_maps import Explainer
 from mldec.tools.report import content as module
+from mldec.tools.report.examples import THUMBNAIL_SIDE
 from mldec.tools.report.page import charts, heat_image, link, pair_chart
 from mldec.tools.report.statistics import Predictions, class_pairs, weighted_counts
 from mldec.tools.report.training import learning_curves, read_training
@@ -148,6 +153,129 @@ def test_chart_of_metrics_marks_the_best_epoch(cli, digits_run, here, contents):
     assert mark.x0 == mark.x1 == best["epoch"]
     assert mark.line.width > 0
     assert str(best["epoch"]) in chart.layout.annotations[0].text
+
+
+@pytest.fixture
+def own_photos(here):
+    """Write 24 photos of noise around one of two colors, and a table without splits."""
+    rng = np.random.default_rng(0)
+    lines = ["path,labels"]
+    Path("own").mkdir()
+    for number in range(24):
+        name, color = [("red", (200, 40, 40)), ("green", (40, 200, 40))][number % 2]
+        pixels = rng.integers(-40, 40, (64, 64, 3)) + color + 3 * number
+        image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+        image.save(f"own/{number}.png")
+        lines.append(f"{number}.png,{name}")
+    Path("own/data.csv").write_text("\n".join(lines) + "\n")
+    words = ["+experiment=finetune_frozen", "backbone=tiny", "data.root=own", "name=mine"]
+    words += ["data.cache_dir=cache", "data.image_size=64", "train.workers=0", "device=cpu"]
+    return words
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [["head.kernel=rbf"], ["head.kernel=linear", "data.val_fraction=0.25"]],
+    ids=["left-out", "validation"],
+)
+def test_training_photos_have_the_largest_contributions(cli, own_photos, contents, settings):
+    cli.out("train", *own_photos, *settings)
+    cli.out("report", "outputs/mine", "--out", "r.html")
+    [content] = contents
+    model = load_model("outputs/mine")
+    stored = np.load("outputs/mine/leave_one_out.npz")
+    names = [os.fsdecode(name) for name in stored["names"][stored["fitted"]].tolist()]
+    examples = stored["examples"].astype(np.float64)
+
+    predictions = 0
+    assert content.training.speaking.keys() == {example.row for example in content.examples}
+    for row, speaking in content.training.speaking.items():
+        path = Path(content.photos[row].name)
+        tokens = model.model.backbone(model.transform(Image.open(path).convert("RGB"))[None])
+        own = model.model.head.normalize(tokens[:, 0])[0].double().detach().numpy()
+        kernel = examples @ own
+        if settings == ["head.kernel=rbf"]:
+            gamma = float(model.model.head.gamma)
+            kernel = np.exp(-gamma * ((examples - own) ** 2).sum(1))
+        decided = [one for one in content.photos[row].decisions if one.kind != "missed"]
+        assert list(speaking) == [one.class_index for one in decided]
+        for index, found in speaking.items():
+            coefficients = stored["coefficients"][:, index]
+            values = (kernel - kernel.mean()) * coefficients
+            values[coefficients <= 0] = 0
+            if path.name in names:
+                values[names.index(path.name)] = 0
+            # Photos with nearly equal contributions may be in another order.
+            expected = [value for value in np.sort(values)[:-4:-1] if value > 0]
+            own_values = [values[names.index(name)] for name, _ in found]
+            assert own_values == pytest.approx(expected, rel=0.01)
+            assert [value for _, value in found] == pytest.approx(expected, rel=0.01)
+            predictions += len(found)
+    assert predictions > 3
+
+    # Each thumbnail is stored once.
+    speaking = content.training.speaking.values()
+    used = {name for own in speaking for found in own.values() for name, _ in found}
+    assert content.training.thumbnails.keys() == used
+    text = Path("r.html").read_text(encoding="utf-8")
+    for url in content.training.thumbnails.values():
+        with Image.open(urlopen(url)) as image:
+            assert max(image.size) <= THUMBNAIL_SIDE
+        assert text.count(json.dumps(url)) <= 2  # a photo of the gallery can be the same
+    assert not [note for note in content.notes if "raining photos" in note]
+
+
+def test_missing_training_photos_are_left_out_with_a_note(cli, own_photos, contents):
+    cli.out("train", *own_photos, "data.val_fraction=0.25")
+    run = Path("outputs/mine")
+    names = np.load(run / "leave_one_out.npz")["names"].tolist()
+    for name in names[1:]:
+        Path("own", os.fsdecode(name)).write_bytes(b"damaged")
+    cli.out("report", run, "--out", "r.html")
+    assert contents[0].training.thumbnails.keys() <= {os.fsdecode(names[0])}
+
+    # Photos with other names are other photos.
+    shutil.copytree("own", "other")
+    table = Path("other/data.csv")
+    table.write_text(table.read_text().replace("\n0.png", "\nfirst.png"))
+    Path("other/0.png").rename("other/first.png")
+    cli.out("report", run, "data.root=other", "--out", "r.html")
+    (run / "leave_one_out.npz").unlink()
+    cli.out("report", run, "--out", "r.html")
+    for content in contents[1:]:
+        assert not content.training.thumbnails
+        assert len([note for note in content.notes if "raining photos" in note]) == 1
+
+
+def test_heat_maps_of_cached_tokens_equal_those_of_the_images(
+    cli, own_photos, contents, monkeypatch
+):
+    gradient = ["head=csra", "train.epochs=2", "train.min_steps=null"]
+    cli.out("train", *own_photos, *gradient, "data.val_fraction=0.25")
+    images = []
+    forward = TimmBackbone.forward
+
+    def count(backbone, batch):
+        if batch.device.type == "cpu":
+            images.extend(batch)
+        return forward(backbone, batch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TimmBackbone, "forward", count)
+        cli.out("report", "outputs/mine", "--out", "r.html")
+    [content] = contents
+    # Folded batch norms are compared with one image, and the shift is measured with another one.
+    assert len(images) == 3
+
+    loaded = load_model("outputs/mine")
+    explainer = Explainer(loaded.model, 64)
+    for example in content.examples:
+        image = loaded.transform(Image.open(content.photos[example.row].name).convert("RGB"))
+        [[heat]] = explainer.maps(image[None], [[example.class_index]])
+        if example.heat is None:
+            assert heat.max() == 0
+        else:
+            np.testing.assert_allclose(example.heat, 255 * heat / heat.max(), atol=0.51)
 
 
 def test_chart_of_pairs_compares_shares_of_annotated_images():

@@ -157,12 +157,13 @@ def test_heat_map_is_of_the_class_of_its_example(digits_run):
     rows = [3, 17, 39]
     indices = np.arange(40)[::-1]
     examples = [Example(row % 10, "right", row, 0.5) for row in rows]
-    explained, note = add_heat_maps(examples, setup, indices)
+    images = data.val.dataset
+    explained, note = add_heat_maps(examples, setup, images, indices)
     assert note.startswith("Heat maps: ")
 
     # The same classes with other class indices have the same heat maps.
     mirrored = [replace(example, class_index=9 - example.class_index) for example in examples]
-    others, _ = add_heat_maps(mirrored, replace(setup, data=reversed_data), indices)
+    others, _ = add_heat_maps(mirrored, replace(setup, data=reversed_data), images, indices)
     for example, other in zip(explained, others, strict=True):
         assert (example.heat.dtype, example.heat.max()) == (np.uint8, 255)
         assert np.array_equal(example.heat, other.heat)
@@ -183,7 +184,7 @@ def test_heat_maps_of_a_batch_equal_those_of_single_images(digits_run, monkeypat
         return fixed_sample(dataset, index)
 
     monkeypatch.setattr(module, "fixed_sample", sample)
-    explained, _ = add_heat_maps(examples, setup, indices)
+    explained, _ = add_heat_maps(examples, setup, setup.data.val.dataset, indices)
     assert [replace(one, heat=None) for one in explained] == examples
     assert len(loads) == len({example.row for example in examples})
 
