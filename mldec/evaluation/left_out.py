@@ -9,6 +9,7 @@ training images that contribute most to it. It is never published.
 
 import logging
 import os
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from mldec.config.schema import Config
 from mldec.data.sampling import SampleRandom
 from mldec.data.table import encode_paths
 from mldec.data.types import DataModule, ImagesInMemory, Split, StoredImages
-from mldec.errors import naming_errors
+from mldec.errors import DataError, naming_errors
 from mldec.files.atomic import replacing
 from mldec.files.cache import network_hash
 from mldec.files.run_folder import LEFT_OUT, RESTORE, folder_of_run
@@ -31,6 +32,7 @@ from mldec.files.run_folder import LEFT_OUT, RESTORE, folder_of_run
 log = logging.getLogger("mldec")
 
 SOURCE = "leave-one-out"  # origin of metrics in logs
+NUM_CHECKED = 200  # images of a run whose content is compared
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,19 +64,36 @@ def image_names(split: Split, config: Config) -> np.ndarray:
     return encode_paths([os.path.relpath(split.dataset.name(index), root) for index in indices])
 
 
+def checksum(images: StoredImages, index: int) -> int:
+    """Return the CRC-32 of the content of an image, or 0 if it cannot be read."""
+    try:
+        return zlib.crc32(images.storage.content(index))
+    except DataError:
+        return 0
+
+
 def write(
-    folder: Path, head: nn.Module, names: np.ndarray, logits: np.ndarray, fitted: np.ndarray
+    folder: Path,
+    head: nn.Module,
+    images: StoredImages,
+    names: np.ndarray,
+    logits: np.ndarray,
+    fitted: np.ndarray,
 ) -> None:
     """Write leave-one-out logits [N, K] to the folder of a run.
 
     Args:
         folder: Folder of the run.
         head: The fitted head. A hash of its state is stored to recognize it later.
+        images: N images. Checksums of a sample are stored to recognize them later.
         names: Names of the images, see `image_names`.
         logits: Logits, which are NaN for unreadable images.
         fitted: Indices of the images in the order of the fit.
     """
     arrays: dict[str, Any] = {"names": names, "logits": logits, "head": network_hash(head)}
+    checked = np.unique(np.linspace(0, len(images) - 1, NUM_CHECKED).astype(np.int64))
+    arrays["checked"] = checked
+    arrays["checksums"] = [checksum(images, index) for index in checked.tolist()]
     # A head from a plugin, or a fit to many images, has none.
     if getattr(head, "examples", None) is not None:
         arrays |= {"fitted": fitted, "examples": head.examples, "coefficients": head.coefficients}
@@ -170,7 +189,8 @@ def reuse_left_out(data: DataModule, loaded: Loaded, config: Config) -> DataModu
     """Replace the validation images by their leave-one-out scores if the head was fitted to them.
 
     Returns None if any validation image was not a training image, if the head was not fitted in
-    closed form, or if the input transform or the head differs from the fit.
+    closed form, or if the input transform or the head differs from the fit. Images in another
+    folder may have the names of the training images, so the content of a sample is compared, too.
     """
     folder = folder_of_run(loaded.path)
     dataset = data.val.dataset
@@ -186,7 +206,12 @@ def reuse_left_out(data: DataModule, loaded: Loaded, config: Config) -> DataModu
         if str(stored["head"]) != network_hash(loaded.model.head):
             return None
         split = with_left_out(data.val, config, stored["names"], stored["logits"])
-    if split is None:
-        return None
+        if split is None or "checked" not in stored:
+            return None
+        row_of = {name: row for row, name in enumerate(image_names(data.val, config).tolist())}
+        checked_names = stored["names"][stored["checked"]].tolist()
+        for name, expected in zip(checked_names, stored["checksums"].tolist(), strict=True):
+            if name in row_of and checksum(dataset, row_of[name]) != expected:
+                return None
     log.info(f"{SOURCE} scores of {path} are used, because these images trained the head")
     return replace(data, load_val=lambda: split, loads_slowly=False)

@@ -19,7 +19,7 @@ from mldec.config.compose import to_dict
 from mldec.config.schema import Config, Init, NonFinite
 from mldec.data.fingerprint import fingerprint
 from mldec.data.loader import Batch, TrainBatches, end_workers, labels_of, train_loader
-from mldec.data.types import DataModule
+from mldec.data.types import DataModule, StoredImages
 from mldec.errors import DataError, Stopped, UserError
 from mldec.evaluation.left_out import SOURCE, image_names, with_left_out
 from mldec.evaluation.left_out import write as write_left_out
@@ -216,7 +216,9 @@ class Trainer:
 
         # A later `mldec evaluate` or `calibrate` reads the stored scores.
         names = image_names(split, self.config)
-        write_left_out(self.files.last.parents[1], head, names, left_out, fitted)
+        images = split.dataset
+        assert isinstance(images, StoredImages)
+        write_left_out(self.files.last.parents[1], head, images, names, left_out, fitted)
         stored = with_left_out(self.data.val, self.config, names, left_out)
         if stored is not None:
             self.source = SOURCE

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -76,6 +77,13 @@ def test_every_photo_trains_and_is_scored_without_itself(cli, photos):
     assert content["metrics"]["mAP_skip_empty"] == pytest.approx(line["val/mAP_skip_empty"])
     cli.out("calibrate", run, "--json=calibrated.json")
     assert json.loads(Path("calibrated.json").read_text())["images"] == 36
+
+    # A copy of the photos has the same scores. Other photos with the same names are scored anew.
+    shutil.copytree("own", "copy")
+    assert evaluated(cli, run, "data.root=copy")["metrics"] == content["metrics"]
+    for name, other in zip(("00", "01", "02"), ("01", "02", "00"), strict=True):
+        shutil.copy(photos / f"{other}.png", f"copy/{name}.png")
+    assert evaluated(cli, run, "data.root=copy")["metrics"] != content["metrics"]
     cli.out("report", run, "--out=report.html")
     out = cli.out("check-data", "--checkpoint", run / "checkpoints" / "best.pt")
     assert "36 images x 4 classes" in out
