@@ -99,7 +99,7 @@ AllReduce = Callable[[Tensor], Tensor]
 
 
 def identity(value: Tensor) -> Tensor:
-    """Return the tensor: the all-reduce of a single rank."""
+    """No-op all-reduce."""
     return value
 
 

@@ -182,10 +182,8 @@ def train(config: Any, tokens: Tensor, targets: Tensor, split: Split) -> Iterato
     no_backbone.num_features = tokens.shape[2]  # type: ignore[assignment]
     model = Classifier(no_backbone, head)
     learner = Learner(config, model, loss, device=CPU, steps=epochs * batches.steps)
-    start_epoch = getattr(loss, "start_epoch", None)
     for batches.epoch in range(epochs):
-        if start_epoch is not None:
-            start_epoch(batches.epoch, epochs, lambda: predict(model, tokens))
+        loss.start_epoch(batches.epoch, epochs, lambda: predict(model, tokens))
         learner.train()
         for step, keys in enumerate(batches):
             rows = torch.tensor([index for _, index, _ in keys])
