@@ -68,7 +68,7 @@ class Classifier(nn.Module):
         if attention:
             if not self.gives_attention:
                 raise ConfigError(
-                    f"attention: {type(self.head).__name__} has no attention weights; omit it"
+                    f"attention: {type(self.head).__name__} has no attention weights; remove it"
                 )
             return self.head(tokens, word_vectors, attention=True)
         return self.head(tokens, word_vectors)

@@ -18,7 +18,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def name_fault(name: object) -> str | None:
-    """Return the fault of a class name, such as "is empty", or None."""
+    """Return why a class name is invalid, such as "is empty", or None."""
     if not isinstance(name, str):
         return "is not text"
     if not name.strip():
@@ -31,7 +31,7 @@ def name_fault(name: object) -> str | None:
 
 
 def names_fault(names: Sequence[object]) -> str | None:
-    """Return the first fault of the class names of a dataset, or None."""
+    """Return why the class names of a dataset are invalid, or None."""
     numbers: dict[object, int] = {}
     for number, name in enumerate(names):
         fault = name_fault(name)

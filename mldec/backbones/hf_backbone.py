@@ -17,8 +17,8 @@ from mldec.backbones.timm_backbone import (
     loading_weights,
     read_weights,
 )
-from mldec.backbones.tokens import freeze
 from mldec.errors import ConfigError, naming_errors, suggest
+from mldec.tokens import freeze
 
 # Shapes: B batch, H and W image height and width in pixels, N tokens, C backbone width
 

@@ -227,4 +227,4 @@ def _other_classes(trained: Classes, current: Classes, path: str | Path) -> Chec
 
 def can_make(trained: Classes) -> bool:
     """Return True if the source of the word vectors can encode other classes."""
-    return trained.origin is not None and trained.origin.makes_others
+    return trained.origin is not None and trained.origin.can_encode

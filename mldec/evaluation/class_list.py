@@ -54,7 +54,7 @@ def queries_for(
         if origin is not None and origin.is_encoder:
             templates = origin.templates
         loaded = load_word_vectors(vectors, names, optional=others, templates=templates, keep=keep)
-    elif origin is not None and origin.makes_others:
+    elif origin is not None and origin.can_encode:
         remedy = f"pass its weights with --vectors {PREFIX}MODEL:FILE"
         loaded = encode_like_training(names, origin, where=option, remedy=remedy, keep=keep)
         log.info(f"word vectors of {len(names)} classes by {origin.source}")

@@ -219,7 +219,7 @@ def with_same_classes(
     """Return model and data with the same classes, whose word vectors are encoded if necessary."""
     trained = loaded.classes
     classes = data.val.classes
-    if trained.origin is None or not trained.origin.makes_others:
+    if trained.origin is None or not trained.origin.can_encode:
         return loaded, data
 
     if classes.word_vectors is None:

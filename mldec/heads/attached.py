@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mldec.backbones.tokens import check_patches, freeze, norm_behind_pooling, timm_tokens, try_out
 from mldec.errors import ConfigError, naming_errors
 from mldec.heads.ml_decoder import MLDecoder
+from mldec.tokens import check_patches, freeze, norm_behind_pooling, timm_tokens, try_out
 
 # Models are typed as Any, because timm and torchvision models have no common interface.
 

@@ -48,7 +48,7 @@ def start_at_frequency(head: nn.Module, labels: Labels, loss: Loss) -> None:
     )
     if set_bias_from_prior is None:
         raise ConfigError(
-            f"train.start_at_frequency: {type(head).__name__} has no bias per class; leave it out"
+            f"train.start_at_frequency: {type(head).__name__} has no bias per class; remove it"
         )
     log_odds = build.label_counts(labels).log_odds()
     if loss.logit_adjustment is not None:

@@ -27,7 +27,7 @@ class VectorOrigin:
         return self.source.startswith(PREFIX)
 
     @property
-    def makes_others(self) -> bool:
+    def can_encode(self) -> bool:
         """Whether vectors of other names can be computed without a vector file."""
         return self.is_encoder or self.source.startswith(DIGITS_PREFIX)
 
