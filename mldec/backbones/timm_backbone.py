@@ -75,6 +75,7 @@ class Backbone(Normalize):
     It inherits from `Normalize` because `mean` and `std` are keys of checkpoints.
     """
 
+    network: Any  # set by the subclass, without a common type
     norm: nn.Module
     num_features: int
 
@@ -91,15 +92,12 @@ class Backbone(Normalize):
         """Return the tokens [B, N, C] of normalized images, before `norm`."""
         raise NotImplementedError
 
-    def _check_tokens(self, tokens: Tensor) -> None:
-        """Raise ValueError if the tokens [1, N, C] are not patch tokens only."""
-
     def _try_out(self, height: int, width: int) -> tuple[Tensor, set[str]]:
         """Run one image through the network on the meta device; see `try_out`."""
         remedy = f"the input was {height} x {width} pixels; choose another network or size"
         with naming_errors(f"backbone.name={self.name}", ConfigError, remedy=remedy):
             tokens, unused = try_out(self, (3, height, width))
-            self._check_tokens(tokens)
+            check_patches(self.network, tokens)
         return tokens, unused
 
     def _set_norm(self, feature_norm: FeatureNorm, path: str | None) -> None:
@@ -326,9 +324,6 @@ class TimmBackbone(Backbone):
 
     def _tokens(self, images: Tensor) -> Tensor:
         return timm_tokens(self.network, images, norm_path=self._norm_path)
-
-    def _check_tokens(self, tokens: Tensor) -> None:
-        check_patches(self.network, tokens)
 
 
 # timm's networks have no common type, so they are annotated with Any.

@@ -15,44 +15,22 @@ from mldec.losses.asymmetric import AsymmetricLoss, AsymmetricLossSingleLabel
 from mldec.losses.base import Loss
 
 # Losses are imported on first use, because a run has only one.
-__getattr__ = lazily(
-    __name__,
-    {
-        "PartialAsymmetricLoss": "partial",
-        "BinaryCrossEntropy": "cross_entropy",
-        "CrossEntropy": "cross_entropy",
-        "DistributionBalancedLoss": "from_timm",
-        "TwoWayLoss": "two_way",
-        "ZLPR": "from_timm",
-        "AssumeNegative": "missing",
-        "EntropyMaximization": "missing",
-        "GeneralizedRobustLoss": "missing",
-        "HillLoss": "missing",
-        "LargeLoss": "missing",
-        "SPLC": "missing",
-        "PermanentCorrection": "single_positive",
-        "PseudoNegatives": "single_positive",
-        "ROLE": "single_positive",
-    },
-)
-
-__all__ = [
-    "ROLE",
-    "SPLC",
-    "ZLPR",
-    "AssumeNegative",
-    "AsymmetricLoss",
-    "AsymmetricLossSingleLabel",
-    "BinaryCrossEntropy",
-    "CrossEntropy",
-    "DistributionBalancedLoss",
-    "EntropyMaximization",
-    "GeneralizedRobustLoss",
-    "HillLoss",
-    "LargeLoss",
-    "Loss",
-    "PartialAsymmetricLoss",
-    "PermanentCorrection",
-    "PseudoNegatives",
-    "TwoWayLoss",
-]
+_MODULES = {
+    "PartialAsymmetricLoss": "partial",
+    "BinaryCrossEntropy": "cross_entropy",
+    "CrossEntropy": "cross_entropy",
+    "DistributionBalancedLoss": "from_timm",
+    "TwoWayLoss": "two_way",
+    "ZLPR": "from_timm",
+    "AssumeNegative": "missing",
+    "EntropyMaximization": "missing",
+    "GeneralizedRobustLoss": "missing",
+    "HillLoss": "missing",
+    "LargeLoss": "missing",
+    "SPLC": "missing",
+    "PermanentCorrection": "single_positive",
+    "PseudoNegatives": "single_positive",
+    "ROLE": "single_positive",
+}
+__getattr__ = lazily(__name__, _MODULES)
+__all__ = ["AsymmetricLoss", "AsymmetricLossSingleLabel", "Loss", *_MODULES]

@@ -328,8 +328,11 @@ class Learner:
             logits = self.net(images, word_vectors)
         # The loss is computed in float32, or in float64 if the logits are.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        index = to_device(batch.indices, self.device) if self.loss.per_image else None
-        loss = self.loss(logits, targets, index)
+        # The forward of a user's loss may have two arguments only.
+        if self.loss.per_image:
+            loss = self.loss(logits, targets, to_device(batch.indices, self.device))
+        else:
+            loss = self.loss(logits, targets)
 
         # Weight a mean by the size of the micro-batch, so that the loss of the batch does not
         # depend on its division.
