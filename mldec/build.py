@@ -246,9 +246,7 @@ def loss(
     if isinstance(prior, str) and prior != "estimate":
         runtime["class_prior"] = read_prior(prior)
 
-    built = as_loss(part.call(**runtime))
-    built.all_reduces = "all_reduce" in parameters
-    return built
+    return as_loss(part.call(**runtime))
 
 
 def label_counts(labels: Labels) -> LabelCounts:

@@ -24,6 +24,12 @@ def norm_behind_pooling(network: Any) -> str | None:
     return None
 
 
+def classifier_paths(network: Any) -> tuple[str, ...]:
+    """Return the paths of the classifiers of a timm network. Distilled networks have two."""
+    paths = getattr(network, "pretrained_cfg", {}).get("classifier") or ()
+    return (paths,) if isinstance(paths, str) else tuple(paths)
+
+
 def timm_tokens(network: Any, images: Tensor, *, norm_path: str | None) -> Tensor:
     """Compute the tokens [B, N, C] of a timm network, without class and register tokens.
 

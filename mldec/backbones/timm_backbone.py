@@ -22,6 +22,7 @@ from mldec.runtime.environment import quick_hub
 from mldec.tokens import (
     as_tokens,
     check_patches,
+    classifier_paths,
     freeze,
     norm_behind_pooling,
     timm_tokens,
@@ -408,15 +409,11 @@ def _in_timm_names(state: dict[str, Any], network: Any) -> dict[str, Any]:
 
 
 def _num_classes(state: dict[str, Any], network: Any) -> int:
-    cfg = network.pretrained_cfg
-    classifiers = cfg["classifier"] or []
-    if isinstance(classifiers, str):
-        classifiers = [classifiers]
-    for layer in list(classifiers) + ["head", "fc"]:  # the last two are in third-party files
+    for layer in classifier_paths(network) + ("head", "fc"):  # the last two in third-party files
         if f"{layer}.weight" in state:
             return len(state[f"{layer}.weight"])
 
     # The keys match a network without a classifier. Otherwise timm raises an error.
     if state.keys() == network.state_dict().keys():
         return 0
-    return int(cfg["num_classes"])
+    return int(network.pretrained_cfg["num_classes"])

@@ -1,5 +1,6 @@
 """The base class of losses, and the adapter for other modules and functions."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -22,10 +23,11 @@ class Loss(nn.Module):
         progress: Finished fraction of the run, in [0, 1), which the learner sets before each step.
             A loss must not use any other state of the run, because only the step is restored on
             resume.
-        all_reduces: Whether the loss may exchange data between ranks. `build.loss` sets it for
-            losses with the argument `all_reduce`.
         logit_adjustment: Tensor [K] that the loss adds to the logits, or None.
             `train.start_at_frequency` subtracts it from the initial biases.
+        all_reduces: Whether the loss may exchange data between ranks, which is so if its
+            constructor has the argument `all_reduce`.
+        name: Name of the class, for messages.
     """
 
     reduction: Literal["sum", "mean"] = "mean"
@@ -34,18 +36,14 @@ class Loss(nn.Module):
     per_image: bool = False
     lr_factor: float = 1.0
     progress: float = 0.0
-    all_reduces: bool = False
     logit_adjustment: Tensor | None
 
     def __init__(self) -> None:
         super().__init__()
         # A buffer, which moves to the device with the loss.
         self.register_buffer("logit_adjustment", None)
-
-    @property
-    def name(self) -> str:
-        """Name of the class, for messages."""
-        return type(self).__name__
+        self.all_reduces = _has_all_reduce(type(self))
+        self.name = type(self).__name__
 
     def forward(self, logits: Tensor, targets: Tensor, index: Tensor | None = None) -> Tensor:
         """Compute the scalar loss of a batch.
@@ -77,6 +75,10 @@ class Loss(nn.Module):
         return losses.mean()
 
 
+def _has_all_reduce(kind: type[nn.Module]) -> bool:
+    return "all_reduce" in inspect.signature(kind).parameters
+
+
 def as_loss(loss: Callable[..., Tensor]) -> Loss:
     """Return a loss of any origin as a `Loss`.
 
@@ -102,7 +104,8 @@ class _Adapted(Loss):
         self.loss = loss
         # A function has no state.
         self.module = loss if isinstance(loss, nn.Module) else nn.Module()
-
+        self.all_reduces = _has_all_reduce(type(self.module))
+        self.name = getattr(loss, "__name__", type(loss).__name__)
         for name in self.ADOPTED:
             if hasattr(loss, name):
                 setattr(self, name, getattr(loss, name))
@@ -112,11 +115,6 @@ class _Adapted(Loss):
                 f'loss: {self.name} needs an attribute reduction, "sum" or "mean"; see '
                 f"docs/extending.md"
             )
-
-    @property
-    def name(self) -> str:
-        name: str = getattr(self.loss, "__name__", type(self.loss).__name__)
-        return name
 
     def forward(self, logits: Tensor, targets: Tensor, index: Tensor | None = None) -> Tensor:
         self.module.progress = self.progress  # type: ignore[assignment]
