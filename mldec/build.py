@@ -22,6 +22,8 @@ from mldec.data.splits import HELD_OUT_FRACTION
 from mldec.data.transforms import View
 from mldec.data.types import Classes, DataModule, Split, StoredImages
 from mldec.errors import ConfigError, UserError, documented, raised, suggest
+from mldec.files.class_prior import read_prior
+from mldec.losses.base import Loss, as_loss
 from mldec.losses.common import LabelCounts
 from mldec.model import Classifier
 from mldec.runtime import distributed
@@ -213,15 +215,16 @@ def data_from_settings(settings: list[str]) -> tuple[Config, DataModule, str]:
 
 def loss(
     parts: Parts, labels: Callable[[], Labels] | None = None, split: Split | None = None
-) -> nn.Module:
-    """Build the loss.
+) -> Loss:
+    """Build the loss. A module that does not inherit from `Loss` is wrapped.
 
     `labels` returns the training labels, for losses that count them. `split` is the training split,
     for losses that keep a state per image.
 
     Raises:
         ConfigError: If the loss keeps a state per image, and there is no split with image files, or
-            there are several processes.
+            there are several processes. Or if it has no valid `reduction`.
+        DataError: If the file of `class_prior` is invalid.
     """
     part = parts["loss"]
     runtime: dict[str, Any] = {}
@@ -239,13 +242,12 @@ def loss(
         if labels is None or split is None or not isinstance(dataset, StoredImages):
             raise ConfigError(f"{reason}, which needs a training on image files; pass another loss")
         runtime["train_labels"] = torch.from_numpy(labels().dense())
-    module: nn.Module = part.call(**runtime)
-    if getattr(module, "reduction", None) not in ("sum", "mean"):
-        raise ConfigError(
-            f'loss: {part.target.__name__} needs an attribute reduction, "sum" or "mean"; see '
-            f"docs/extending.md"
-        )
-    return module
+    # Losses read no files, so they get the numbers of this one.
+    prior = part.arguments.get("class_prior")
+    if isinstance(prior, str) and prior != "estimate":
+        runtime["class_prior"] = read_prior(prior)
+
+    return as_loss(part.call(**runtime))
 
 
 def label_counts(labels: Labels) -> LabelCounts:

@@ -113,6 +113,7 @@ def _train(
     started: float,
     in_memory: Any,
 ) -> None:
+    from mldec.files.class_prior import write_prior
     from mldec.files.torch_files import write_text
     from mldec.runtime import distributed
     from mldec.runtime.environment import git_commit
@@ -156,13 +157,13 @@ def _train(
         facts = replace(facts, best=asdict(best), ended=trainer.ended)
         distributed.on_main(partial(write_text, directory / RUN_FILE, facts.to_json()))
         log.info(describe_best(best, trainer.epoch, directory / "checkpoints" / "best.pt"))
-        # `PartialAsymmetricLoss` has estimated the class priors.
-        if config.loss.get("class_prior") == "estimate" and distributed.is_main():
-            from mldec.losses.partial import save_estimate
-
-            priors = directory / "class_prior.csv"
-            with writing(priors, of_run=True):
-                save_estimate(trainer.learner.loss, priors, trainer.data.train.classes.names)
+        # Some losses estimate class priors, which a second run can use.
+        prior = trainer.learner.loss.estimated_prior()
+        if prior is not None and distributed.is_main():
+            file = directory / "class_prior.csv"
+            with writing(file, of_run=True):
+                write_prior(file, trainer.data.train.classes.names, prior.tolist())
+            log.info(f"wrote the estimated class priors to {file}; see loss.class_prior")
         log.info(f"next: {next_commands(directory, trainer)}")
 
 

@@ -13,9 +13,10 @@ MODULES = {
 
 # The folders and modules of the package, from the bottom up. Imports point down, or to a neighbor.
 LAYERS = (
-    ("mldec", "errors", "model"),
+    ("mldec", "errors", "model", "tokens"),
     ("files", "runtime"),
-    ("backbones", "evaluators", "heads", "losses", "names"),
+    ("evaluators", "heads", "losses", "names"),
+    ("backbones",),
     ("words",),
     ("data",),
     ("config",),

@@ -17,12 +17,11 @@ from mldec.backbones.timm_backbone import (
     loading_weights,
     read_weights,
 )
-from mldec.backbones.tokens import freeze
 from mldec.errors import ConfigError, naming_errors, suggest
+from mldec.tokens import freeze
 
 # Shapes: B batch, H and W image height and width in pixels, N tokens, C backbone width
 
-VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 NORM = "layernorm"  # path of the norm after the pooling
 
 
@@ -99,13 +98,6 @@ def _import_transformers() -> Any:
     return transformers
 
 
-def _own_settings(config_class: Any) -> list[str]:
-    """Return the settings of a config class. Settings of its base class may load code."""
-    shared = inspect.signature(_import_transformers().PreTrainedConfig.__init__).parameters
-    own = inspect.signature(config_class.__init__).parameters
-    return [name for name, p in own.items() if name not in shared and p.kind not in VARIADIC]
-
-
 def _create(settings: Mapping[str, Any], drop_path: float | None) -> Any:
     """Build CvT without weights and classifier, with the activation and stochastic depth above."""
     transformers = _import_transformers()
@@ -117,8 +109,11 @@ def _create(settings: Mapping[str, Any], drop_path: float | None) -> Any:
             f"for other networks, and use their checkpoints with commit 5852d40b"
         )
 
-    # The config may be that of an untrusted checkpoint.
-    known = _own_settings(transformers.CvtConfig)
+    # The config may be that of an untrusted checkpoint, and settings of the base class of all
+    # configs may load code.
+    shared = inspect.signature(transformers.PreTrainedConfig.__init__).parameters
+    own = inspect.signature(transformers.CvtConfig.__init__).parameters
+    known = [name for name in own if name not in shared]
     for key in settings:
         if key not in known:
             raise ConfigError(f"backbone.config.{key}: unknown in CvtConfig{suggest(key, known)}")

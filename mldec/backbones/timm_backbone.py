@@ -1,5 +1,6 @@
 """Backbones of timm, and the base class of all backbones."""
 
+import copy
 import inspect
 import re
 import sys
@@ -15,19 +16,18 @@ from timm.models import load_state_dict
 from timm.models._manipulate import group_with_matcher  # in its __all__, and exported nowhere else
 from torch import Tensor, nn
 
-from mldec.backbones.tokens import (
-    as_tokens,
-    check_patches,
-    earlier_stages,
-    freeze,
-    norm_behind_pooling,
-    stage_maps,
-    timm_tokens,
-    try_out,
-)
 from mldec.errors import ConfigError, naming_errors, suggest
 from mldec.names import format_list
 from mldec.runtime.environment import quick_hub
+from mldec.tokens import (
+    as_tokens,
+    check_patches,
+    classifier_paths,
+    freeze,
+    norm_behind_pooling,
+    timm_tokens,
+    try_out,
+)
 
 # Shapes: B batch, H and W image height and width in pixels, N tokens, C backbone width
 
@@ -76,6 +76,7 @@ class Backbone(Normalize):
     It inherits from `Normalize` because `mean` and `std` are keys of checkpoints.
     """
 
+    network: Any  # set by the subclass, without a common type
     norm: nn.Module
     num_features: int
 
@@ -92,15 +93,12 @@ class Backbone(Normalize):
         """Return the tokens [B, N, C] of normalized images, before `norm`."""
         raise NotImplementedError
 
-    def _check_tokens(self, tokens: Tensor) -> None:
-        """Raise ValueError if the tokens [1, N, C] are not patch tokens only."""
-
     def _try_out(self, height: int, width: int) -> tuple[Tensor, set[str]]:
         """Run one image through the network on the meta device; see `try_out`."""
         remedy = f"the input was {height} x {width} pixels; choose another network or size"
         with naming_errors(f"backbone.name={self.name}", ConfigError, remedy=remedy):
             tokens, unused = try_out(self, (3, height, width))
-            self._check_tokens(tokens)
+            check_patches(self.network, tokens)
         return tokens, unused
 
     def _set_norm(self, feature_norm: FeatureNorm, path: str | None) -> None:
@@ -112,7 +110,7 @@ class Backbone(Normalize):
             raise self._unsupported("feature_norm=pretrained")
 
     def _unsupported(self, setting: str) -> ConfigError:
-        return ConfigError(f"backbone.{setting}: {self.name} does not support it; omit it")
+        return ConfigError(f"backbone.{setting}: {self.name} does not support it; remove it")
 
 
 def check_drop_path(drop_path: float | None) -> None:
@@ -212,7 +210,7 @@ class TimmBackbone(Backbone):
         arguments = dict(model_args or {})
         for key in arguments:
             if key in _RESERVED:
-                raise ConfigError(f"backbone.model_args.{key}: not allowed; omit it")
+                raise ConfigError(f"backbone.model_args.{key}: not allowed; remove it")
         # Some networks do not have these arguments, so pass them only if they are set.
         if image_size is not None:
             arguments["img_size"] = image_size
@@ -310,7 +308,7 @@ class TimmBackbone(Backbone):
             ConfigError: If timm has no layer groups for this network.
         """
         if not hasattr(self.network, "group_matcher"):
-            raise ConfigError(f"optim.layer_decay: {self.name} does not support it; omit it")
+            raise ConfigError(f"optim.layer_decay: {self.name} does not support it; remove it")
 
         # timm counts layers from the stem, and puts unknown names into the layer of the classifier.
         # This network has no classifier, so "classifier" is an unknown name.
@@ -328,9 +326,6 @@ class TimmBackbone(Backbone):
     def _tokens(self, images: Tensor) -> Tensor:
         return timm_tokens(self.network, images, norm_path=self._norm_path)
 
-    def _check_tokens(self, tokens: Tensor) -> None:
-        check_patches(self.network, tokens)
-
 
 # timm's networks have no common type, so they are annotated with Any.
 def _create(name: str, **arguments: Any) -> Any:
@@ -343,6 +338,39 @@ def _create(name: str, **arguments: Any) -> Any:
     remedy = f"the arguments were {arguments}"
     with naming_errors(f"backbone.name={name}", ConfigError, remedy=remedy):
         return timm.create_model(name, **arguments)
+
+
+def stage_maps(network: Any, images: Tensor, stages: Sequence[int] | None) -> tuple[Any, list[Any]]:
+    """Return the features of a timm network, and the maps [B, C_i, H_i, W_i] of its stages.
+
+    `stages` are indices of `forward_intermediates`; None returns all stages.
+    """
+    options = {}
+    # Without this option, EfficientNets return only the stages before a change of the resolution.
+    if "extra_blocks" in inspect.signature(network.forward_intermediates).parameters:
+        options["extra_blocks"] = True
+    features, maps = network.forward_intermediates(images, indices=stages, **options)
+    return features, maps
+
+
+def earlier_stages(network: Any, image_shape: tuple[int, ...], count: int) -> dict[int, int]:
+    """Return the indices and widths of the last stages before the features, the last one first.
+
+    The result has at most `count` stages. It is empty for networks without feature maps.
+    """
+    if not hasattr(network, "forward_intermediates"):
+        return {}
+    meta = copy.deepcopy(network).to("meta").eval()
+    with torch.no_grad():
+        features, maps = stage_maps(meta, torch.empty(1, *image_shape, device="meta"), None)
+    if not isinstance(features, Tensor) or features.ndim != 4:
+        return {}
+    widths: dict[int, int] = {}
+    for index, stage in reversed(list(enumerate(maps))):
+        # The last stage of a ResNet is its output, whose mean is a separate block.
+        if stage is not features and len(widths) < count:
+            widths[index] = stage.shape[1]
+    return widths
 
 
 def _load_weights(
@@ -381,15 +409,11 @@ def _in_timm_names(state: dict[str, Any], network: Any) -> dict[str, Any]:
 
 
 def _num_classes(state: dict[str, Any], network: Any) -> int:
-    cfg = network.pretrained_cfg
-    classifiers = cfg["classifier"] or []
-    if isinstance(classifiers, str):
-        classifiers = [classifiers]
-    for layer in list(classifiers) + ["head", "fc"]:  # the last two are in third-party files
+    for layer in classifier_paths(network) + ("head", "fc"):  # the last two in third-party files
         if f"{layer}.weight" in state:
             return len(state[f"{layer}.weight"])
 
     # The keys match a network without a classifier. Otherwise timm raises an error.
     if state.keys() == network.state_dict().keys():
         return 0
-    return int(cfg["num_classes"])
+    return int(network.pretrained_cfg["num_classes"])

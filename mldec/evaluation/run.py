@@ -21,6 +21,7 @@ from mldec.evaluation.inference import for_inference
 from mldec.evaluation.output import Results
 from mldec.evaluators import Evaluator
 from mldec.evaluators.ranking import ranking_metrics
+from mldec.losses.base import Loss
 from mldec.runtime import distributed
 from mldec.runtime.console import progress_bar
 from mldec.runtime.devices import (
@@ -278,7 +279,7 @@ class MeanLoss:
 
     def __init__(
         self,
-        loss: nn.Module,
+        loss: Loss,
         *,
         progress: float,
         batch_size: int,
@@ -286,7 +287,7 @@ class MeanLoss:
         device: torch.device,
     ) -> None:
         self.loss = copy.deepcopy(loss).eval()
-        self.loss.progress = progress  # type: ignore[assignment]
+        self.loss.progress = progress
         self.is_sum = loss.reduction == "sum"
         self.batch_size = batch_size
         self.images = 0

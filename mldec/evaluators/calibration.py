@@ -9,8 +9,8 @@ import torch
 from scipy.special import expit, logit, softmax
 
 from mldec.errors import DataError
-from mldec.evaluators.label_errors import common_slope, platt
 from mldec.evaluators.multi_label import Counts
+from mldec.evaluators.platt import common_slope, platt
 
 MIN_POSITIVES = 10  # classes with fewer positives share a threshold
 FIXED = 0.5  # threshold of the uncalibrated model

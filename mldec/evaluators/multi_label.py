@@ -185,12 +185,12 @@ def on_device(threshold: float | Tensor, device: torch.device) -> float | Tensor
     return threshold.to(device)
 
 
-def checked_top_k(k: int | None, num_classes: int) -> int:
-    """Return the k of metrics at top-k, 3 by default. Raises ConfigError unless 1 <= k <= K."""
+def checked_top_k(k: int | None, num_classes: int, *, default: int = 3, lowest: int = 1) -> int:
+    """Return the k of metrics at top-k. Raises ConfigError unless lowest <= k <= K."""
     if k is None:
-        return 3
-    if k < 1:
-        raise ConfigError(f"data.top_k is {k}: it must be at least 1")
+        return default
+    if k < lowest:
+        raise ConfigError(f"data.top_k is {k}: it must be at least {lowest}")
     if k > num_classes:
         raise ConfigError(f"data.top_k is {k}: the data has only {num_classes} classes")
     return k

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from mldec.errors import ConfigError, DataError
+from mldec.errors import DataError
 from mldec.evaluators.average_precision import check_finite
+from mldec.evaluators.multi_label import checked_top_k
 from mldec.evaluators.multi_label import top_k as mark_top_k
 from mldec.runtime import distributed
 from mldec.runtime.devices import as_float64, to_device
@@ -31,12 +32,7 @@ class SingleLabelEvaluator:
     logit_threshold = None
 
     def __init__(self, num_classes: int, *, top_k: int | None = None, suffix: str = "") -> None:
-        if top_k is not None and top_k < 2:
-            raise ConfigError(f"data.top_k is {top_k}: it must be at least 2")
-        if top_k is not None and top_k > num_classes:
-            raise ConfigError(f"data.top_k is {top_k}: the data has only {num_classes} classes")
-
-        self.k = 5 if top_k is None else top_k
+        self.k = checked_top_k(top_k, num_classes, default=5, lowest=2)
         self.num_classes = num_classes
         self.suffix = suffix
         # Int64 [5, n] per batch, on its device. The rows are the label (-1 without a label), the

@@ -33,30 +33,16 @@ from mldec import lazily
 from mldec.heads.ml_decoder import MLDecoder
 
 # Heads are imported on first use, because a run has only one.
-__getattr__ = lazily(
-    __name__,
-    {
-        "CSRA": "csra",
-        "GAP": "gap",
-        "RAM": "ram",
-        "Query2Label": "query2label",
-        "RidgeHead": "ridge",
-        "attach": "attached",
-        "Cosine": "words",
-        "WordGAP": "words",
-        "WordGroupDecoder": "words",
-    },
-)
-
-__all__ = [
-    "CSRA",
-    "GAP",
-    "RAM",
-    "Cosine",
-    "MLDecoder",
-    "Query2Label",
-    "RidgeHead",
-    "WordGAP",
-    "WordGroupDecoder",
-    "attach",
-]
+_MODULES = {
+    "CSRA": "csra",
+    "GAP": "gap",
+    "RAM": "ram",
+    "Query2Label": "query2label",
+    "RidgeHead": "ridge",
+    "attach": "attached",
+    "Cosine": "words",
+    "WordGAP": "words",
+    "WordGroupDecoder": "words",
+}
+__getattr__ = lazily(__name__, _MODULES)
+__all__ = ["MLDecoder", *_MODULES]

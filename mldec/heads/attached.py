@@ -7,9 +7,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mldec.backbones.tokens import check_patches, freeze, norm_behind_pooling, timm_tokens, try_out
 from mldec.errors import ConfigError, naming_errors
 from mldec.heads.ml_decoder import MLDecoder
+from mldec.tokens import (
+    check_patches,
+    classifier_paths,
+    freeze,
+    norm_behind_pooling,
+    timm_tokens,
+    try_out,
+)
 
 # Models are typed as Any, because timm and torchvision models have no common interface.
 
@@ -163,12 +170,10 @@ def _layout_of(model: Any) -> Layout:
             return _TORCHVISION[kind]
 
     # Every timm image network has both, except for those built with `features_only=True`.
-    classifiers = getattr(model, "pretrained_cfg", {}).get("classifier")
+    classifiers = classifier_paths(model)
     if not classifiers or not hasattr(model, "forward_features"):
         raise ValueError("unsupported class")
-    if isinstance(classifiers, str):
-        classifiers = (classifiers,)
-    return Layout(tuple(classifiers), partial(timm_tokens, norm_path=norm_behind_pooling(model)))
+    return Layout(classifiers, partial(timm_tokens, norm_path=norm_behind_pooling(model)))
 
 
 def _image_shape(model: Any) -> tuple[int, ...]:

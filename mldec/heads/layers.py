@@ -133,10 +133,7 @@ def _feed_forward(
 
 
 class EncoderLayer(nn.Module):
-    """Encoder layer of Query2Label: self-attention over the tokens, then a feed-forward block.
-
-    The arguments are those of `DecoderLayer`.
-    """
+    """Encoder layer of Query2Label: self-attention over the tokens, then a feed-forward block."""
 
     def __init__(self, embed_dim: int, num_heads: int, mlp_dim: int, dropout: float) -> None:
         super().__init__()
@@ -244,16 +241,9 @@ class Decoder(nn.ModuleList):
     def forward(
         self, x: Tensor, tokens: Tensor, *, attention: bool = False, **positions: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Decode the queries with all layers.
+        """Decode the queries with all layers; see `DecoderLayer.forward`.
 
-        Args:
-            x: Queries [G, D], [1, G, D] or [B, G, D].
-            tokens: Tokens [B, N, D], or [B, N, E] with `key_dim`.
-            attention: Whether to return the attention weights of the last layer.
-            positions: `query_positions` and `token_positions` of `DecoderLayer.forward`.
-
-        Returns:
-            Decoded queries [B, G, D], and attention weights [B, G, N] or None.
+        The queries x may also be [G, D]. With `attention`, the weights are those of the last layer.
         """
         # Queries [1, G, D] are the same for all images. In training they are expanded to the
         # batch, because dropout must differ between images.

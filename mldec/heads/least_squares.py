@@ -38,11 +38,10 @@ def group_members(groups: np.ndarray) -> list[Tensor]:
 
 
 def without_group(block: Tensor, residuals: Tensor) -> Tensor:
-    """Return the left-out residuals [b, K] of a group.
+    """Return the left-out residuals of a group of b images.
 
-    Args:
-        block: The matrix I - H_BB of the b images of the group, [b, b], or a multiple of it.
-        residuals: In-sample residuals [b, K], multiplied by the same factor.
+    `block` is the matrix I - H_BB [b, b] and `residuals` are the in-sample residuals [b, K], or the
+    same multiple of both.
     """
     jitter = JITTER * block.diagonal().mean().clamp_min(SMALLEST)
     return torch.linalg.solve(block + jitter * torch.eye(len(block), dtype=block.dtype), residuals)
@@ -77,10 +76,7 @@ class Solver:
         self.shares: dict[float, Tensor] = {}  # 1 - H_ii of all images by alpha
 
     def _blocks(self) -> Iterator[tuple[Tensor, Sequence[Tensor]]]:
-        """Yield blocks of about `ROWS` images, and the positions of each group in the block.
-
-        Groups are not divided between blocks. Without groups, there are no positions.
-        """
+        """Yield blocks of about `ROWS` images, and the positions of each whole group in it."""
         if self.members is None:
             for rows in torch.arange(self.count).split(ROWS):
                 yield rows, ()
@@ -155,12 +151,8 @@ def primal(
     """Return the solver that minimizes |y - X w - b|^2 + alpha u |w|^2 for inputs X [N, E].
 
     u is the mean squared norm of the centered inputs, as for a linear kernel. The memory does not
-    grow with N, so this form is used if there are more images than features.
-
-    Args:
-        inputs: Function that returns the inputs [B, E] of images, given as indices [B].
-        count: Number of images N.
-        members: Groups of images that are left out together.
+    grow with N, so this form is used if there are more images than features. The arguments are
+    those of `Solver`, but the inputs are not centered.
 
     Returns:
         The solver, whose inputs are centered and divided by the root of u, the means of the inputs
@@ -185,11 +177,7 @@ def primal(
 
 
 def masked(
-    kernel: Tensor,
-    targets: Tensor,
-    known: Tensor,
-    alpha: float,
-    members: Groups = None,
+    kernel: Tensor, targets: Tensor, known: Tensor, alpha: float, members: Groups = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Fit each class to the images with a known target; see `dual`.
 
@@ -201,7 +189,7 @@ def masked(
         kernel: Kernel of all images, float64 [N, N].
         targets: Targets, float64 [N, K].
         known: Whether a target is known, bool [N, K].
-        alpha: Regularization, above 0.
+        alpha: Regularization, > 0.
         members: Groups of images that are left out together.
 
     Returns:

@@ -131,7 +131,7 @@ class RAM(nn.Module):
             return self.label_embed[None]
 
         # Without autocast: the cast of all rows takes longer than it saves.
-        with torch.autocast(mean_token.device.type, enabled=False):
+        with without_autocast(mean_token.device):
             image = F.normalize(mean_token.to(self.label_embed.dtype), dim=1)
             similarities = self.reweight_scale.exp() * (image @ self.label_embed.T)
             weights = similarities.unflatten(1, (-1, self.descriptions)).softmax(2)  # [B, K, M]

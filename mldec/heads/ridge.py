@@ -5,6 +5,7 @@ the leave-one-out error, and converts the predictions to calibrated logits.
 """
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -171,6 +172,7 @@ class RidgeHead(nn.Module):
 
     def normalize(self, features: Tensor) -> Tensor:
         """Transform features [B, D] to the selected blocks [B, E], each with the norm 1."""
+        # The buffers have float32, so that half precision is promoted to it.
         blocks = ((features - self.center) / self.scale).split(self._widths, 1)
         parts = []
         for block, transform in zip(blocks, self._transforms, strict=True):
@@ -183,8 +185,8 @@ class RidgeHead(nn.Module):
 
     def forward(self, tokens: Tensor, word_vectors: Tensor | None = None) -> Tensor:
         """Compute logits [B, K]; see `mldec.heads`. Several tokens are averaged."""
-        tokens = as_tokens(tokens, self.in_features)
         reject_word_vectors(word_vectors, self)
+        tokens = as_tokens(tokens, self.in_features)
         with without_autocast(tokens.device):
             # The kernel subtracts nearly equal numbers, which half precision would round to 0.
             inputs = self.normalize(tokens.float().mean(1))
@@ -204,18 +206,15 @@ class RidgeHead(nn.Module):
     def contributions(self, tokens: Tensor, examples: Tensor, coefficients: Tensor) -> Tensor:
         """Return the contribution of each training image to the logits of B images, [B, N, K].
 
-        The sum of the contributions over the training images, plus `bias`, gives the logits. A
-        contribution is the coefficient of the training image, multiplied by its similarity to the
-        image relative to the mean similarity. A coefficient is proportional to the residual of the
-        fit, so it is positive for images with the class and negative for others, with few
-        exceptions.
+        Their sum over the training images, plus `bias`, gives the logits. A contribution is the
+        coefficient of the training image, multiplied by its similarity to the image relative to the
+        mean similarity. A coefficient is proportional to the residual of the fit, so with few
+        exceptions it is positive for images with the class and negative for others.
 
         Args:
-            tokens: Blocks of features of the images, [B, 1, D], from the backbone.
-            examples: Normalized features of the training images, [N, E]; see `examples` of a head
-                after `fit`.
-            coefficients: Coefficients [N, K]; see `coefficients` of a head after `fit`. A part of
-                the columns gives the contributions to these classes.
+            tokens: Output of the backbone for the images, [B, 1, D].
+            examples: `examples` of the head after `fit`, [N, E].
+            coefficients: `coefficients` of the head after `fit`, [N, K], or some of the columns.
 
         Source: the representer theorem, Kimeldorf and Wahba 1971; Yeh et al. 2018, Representer
         Point Selection for Explaining Deep Neural Networks.
@@ -237,16 +236,14 @@ class RidgeHead(nn.Module):
         """Fit the head to N images, and set `left_out`.
 
         Args:
-            features: Features, floating point [N, D] or [N, 1, D]. They are converted to float32 in
-                blocks of images, so that float16 saves memory. Images of a series should be
-                neighbors, for example by sorting their names, so that `has_series` can detect them.
-            labels: Labels [N, K]: 1, 0 or -1 (unknown). Each class is fitted on its known labels if
-                N is at most 5,000 and N x K at most 100,000. Otherwise unknown labels are filled
-                with leave-one-out predictions.
+            features: Floating point [N, D] or [N, 1, D]; float16 saves memory. Images of a series
+                should be neighbors, for example sorted by name, so that they are detected.
+            labels: [N, K] of 1, 0 or -1 (unknown). Each class is fitted on its known labels if N is
+                at most 5,000 and N x K at most 100,000. Otherwise unknown labels are filled with
+                leave-one-out predictions.
             groups: Group of each image, [N], such as its series. The images of a group are left out
                 together. None leaves out single images.
-            exclusive: Whether each image has exactly one label, so that the logits are calibrated
-                for a softmax.
+            exclusive: Whether the logits are calibrated for a softmax instead of per class.
 
         Raises:
             ConfigError: If there are more than 5,000 images for kernel="rbf".
@@ -274,17 +271,18 @@ class RidgeHead(nn.Module):
         # Given groups are the series, so they need not be detected.
         if groups is None:
             some = slice(MAX_CHOICE)
-            inputs = self.normalize(precise(rows[some]))
+            inputs = self.normalize(rows[some])
             self.has_series = has_series(inputs, targets[some], known[some])
-        solution = self._solve(rows, targets, known, members, is_kernel=is_kernel)
-        weight, coefficients, bias, left_out = solution
+        weight, coefficients, bias, left_out = self._solve(
+            rows, targets, known, members, is_kernel=is_kernel
+        )
 
         # The calibration is linear, so it becomes a part of the weights.
         slopes, offsets = calibrate(left_out.numpy(), labels, exclusive=exclusive)
         self.examples = None
         self.coefficients = None
         if len(rows) <= MAX_KERNEL:
-            self.examples = self.normalize(precise(rows)).half()
+            self.examples = self.normalize(rows).half()
             self.coefficients = (coefficients * slopes).float()
         self.weight = (weight * slopes).T.float().contiguous()
         self.bias = (bias * slopes + offsets).float()
@@ -299,12 +297,7 @@ class RidgeHead(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Solve the regression for the selected blocks, and set `support`, `gamma` and `summary`.
 
-        Args:
-            rows: Features [N, D].
-            targets: Labels float64 [N, K] in [0, 1]; the frequency of the class if unknown.
-            known: Whether a label is known, bool [N, K].
-            members: Images that are left out together.
-            is_kernel: Whether to use an RBF kernel.
+        `targets` are float64 [N, K] in [0, 1], with the frequency of the class if not `known`.
 
         Returns:
             The weights [E, K], or [N, K] with a kernel, the coefficients of the images [N, K]
@@ -316,7 +309,7 @@ class RidgeHead(nn.Module):
         fits_masks = known.numel() <= MAX_MASKED and len(rows) <= MAX_KERNEL
 
         def normalized(index: Tensor) -> Tensor:
-            return self.normalize(precise(rows[index]))
+            return self.normalize(rows[index])
 
         # The primal form has a matrix [E, E], the dual form a matrix [N, N]. Use the smaller one,
         # except for a kernel and for an exact fit with unknown labels, which need the dual form.
@@ -373,10 +366,7 @@ class RidgeHead(nn.Module):
         means: Tensor,
         deviations: Tensor,
     ) -> tuple[Recipe, bool]:
-        """Select blocks and whether to use a kernel by the error on at most `MAX_CHOICE` images.
-
-        For the arguments see `_solve`. `means` and `deviations` [D] are statistics of the features.
-        """
+        """Select blocks and whether to use a kernel by the error on at most `MAX_CHOICE` images."""
         some = torch.from_numpy(np.random.default_rng(0).permutation(len(rows))[:MAX_CHOICE])
         members = None
         if groups is not None:
@@ -385,14 +375,13 @@ class RidgeHead(nn.Module):
             if len(members) < 2:
                 members = None
 
-        raw = precise(rows[some])
-        some_targets = targets[some].float()  # float32 is sufficient to compare errors
-
         def error_of(recipe: Recipe, *, rbf: bool) -> float:
             self._use(recipe, means, deviations)
-            inputs = self.normalize(raw)
+            inputs = self.normalize(rows[some])
             kernel, _ = kernel_of(inputs @ inputs.T, rbf=rbf)
-            return best(dual(kernel.float(), members), some_targets, known[some])[1]
+            # float32 is sufficient to compare errors.
+            solver = dual(kernel.float(), members)
+            return best(solver, targets[some].float(), known[some])[1]
 
         # A backbone may lack some blocks, which makes recipes equal.
         recipes: list[Recipe] = []
@@ -415,12 +404,8 @@ def has_series(inputs: Tensor, targets: Tensor, known: Tensor) -> bool:
     Leave-one-out metrics are too high then, because the neighbors of each image are in the fit. Two
     predictions are compared: without blocks of `SERIES` neighbors, and without blocks of random
     images. For the second one, images are only exchanged with images of the same labels if there
-    are at least `SERIES` of these. Images that are sorted by class are therefore not series.
-
-    Args:
-        inputs: Normalized features [N, E] in an order in which series are neighbors.
-        targets: Labels [N, K] in [0, 1].
-        known: Whether a label is known, bool [N, K].
+    are at least `SERIES` of these, so that images sorted by class are not taken for series. The
+    arguments are those of `best`, with normalized features [N, E].
     """
     # A few blocks give no reliable estimate.
     if len(inputs) < 4 * SERIES:
@@ -448,11 +433,6 @@ def has_series(inputs: Tensor, targets: Tensor, known: Tensor) -> bool:
     return explained[1] > MIN_EXPLAINED and explained[0] < SERIES_LOSS * explained[1]
 
 
-def precise(features: Tensor) -> Tensor:
-    """Convert half precision to float32. Other types are unchanged."""
-    return features.to(torch.promote_types(features.dtype, torch.float32))
-
-
 def statistics(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the means and the standard deviations of features [N, D], each float64 [D]."""
     sums = torch.zeros(2, rows.shape[1], dtype=torch.float64)
@@ -468,10 +448,7 @@ def kernel_of(products: Tensor, *, rbf: bool) -> tuple[Tensor, Tensor]:
 
     A linear kernel is divided by its scale, the mean squared norm of the centered inputs. The scale
     of an RBF kernel is `gamma`, the inverse of the median squared distance between the inputs.
-
-    Args:
-        products: Inner products of the inputs, [N, N].
-        rbf: Whether to return an RBF kernel.
+    `products` [N, N] are the inner products of the inputs.
     """
     products = products.double()
     squares = products.diagonal()
@@ -484,21 +461,21 @@ def kernel_of(products: Tensor, *, rbf: bool) -> tuple[Tensor, Tensor]:
 
 
 def best(solver: Solver, targets: Tensor, known: Tensor) -> tuple[float, float, Tensor]:
-    """Return the alpha with the lowest leave-one-out error, the error, and predictions [N, K]."""
-    lowest: tuple[float, float, Tensor] | None = None
+    """Return the alpha with the lowest leave-one-out error, the error, and predictions [N, K].
+
+    Args:
+        solver: Solver for N images.
+        targets: Labels [N, K] in [0, 1].
+        known: Whether a label is known, bool [N, K].
+    """
+    solutions = []
     for alpha, left_out in solver.left_out(targets, ALPHAS):
-        error = relative_error(targets, known, left_out)
-        if lowest is None or error < lowest[1]:
-            lowest = (alpha, error, left_out)
-    assert lowest is not None
-    return lowest
+        solutions.append((alpha, relative_error(targets, known, left_out), left_out))
+    return min(solutions, key=itemgetter(1))
 
 
 def relative_error(targets: Tensor, known: Tensor, predictions: Tensor) -> float:
-    """Return the squared error relative to the variance of a class, averaged over the classes.
-
-    The error of a constant prediction, the frequency of the class, is 1. Arguments are [N, K].
-    """
+    """Return the squared error relative to the variance of a class, averaged over the classes."""
     errors = torch.where(known, (targets - predictions).square(), 0).sum(0)
     variances = torch.where(known, (targets - targets.mean(0)).square(), 0).sum(0)
     # Constant labels have no variance.
@@ -513,10 +490,8 @@ def calibrate(
 ) -> tuple[Tensor, Tensor]:
     """Return slopes and offsets, float64 [K], that convert predictions to calibrated logits.
 
-    Args:
-        left_out: Leave-one-out predictions [N, K], so that the calibration is not optimistic.
-        labels: Labels [N, K]: 1, 0 or -1 (ignored).
-        exclusive: Whether a temperature for a softmax is fitted, the same for all classes.
+    The predictions [N, K] are leave-one-out, so that the calibration is not optimistic. Exclusive
+    labels [N, K] have one temperature for a softmax.
     """
     every = np.ones(len(labels), bool)
     if exclusive:

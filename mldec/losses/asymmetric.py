@@ -6,8 +6,9 @@ Reference: src_files/loss_functions/losses.py of the official code.
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from mldec.losses.base import Loss
 from mldec.losses.common import (
     CountLabels,
     check_range,
@@ -17,17 +18,21 @@ from mldec.losses.common import (
 )
 
 
-class AsymmetricLoss(nn.Module):
+class AsymmetricLoss(Loss):
     """Binary cross-entropy with separate focusing of positives and negatives.
 
-    Let p = sigmoid(logit) and q = min(1 - p + clip, 1). The loss is -y (1 - p)^gamma_pos log(p) -
-    (1 - y) (1 - q)^gamma_neg log(q). Easy negatives, with p <= clip, have loss 0. Defaults follow
-    the COCO recipe of the paper.
+    Let p = sigmoid(logit) and q = min(1 - p + clip, 1). The loss of a label y of 1 or 0 is
 
-    Targets between 0 and 1 (mixed or smoothed labels) are handled as in the official code. Both
-    terms have the weight (1 - y p - (1 - y) q)^(y gamma_pos + (1 - y) gamma_neg). Without
-    `focal_grad`, the gradient is 0 at p = y (1 + clip), if this value is above the clip and below
-    1.
+        -y (1 - p)^gamma_pos log(p) - (1 - y) (1 - q)^gamma_neg log(q)
+
+    so that easy negatives, with p <= clip, have the loss 0. Defaults follow the COCO recipe of the
+    paper. For targets between 0 and 1 (mixed or smoothed labels), both logarithms have the same
+    weight, as in the official code:
+
+        (1 - y p - (1 - y) q)^(y gamma_pos + (1 - y) gamma_neg)
+
+    Without `focal_grad`, the gradient is 0 at p = y (1 + clip), if this value is above the clip and
+    below 1.
 
     Args:
         gamma_neg: Focusing of negatives, >= 0.
@@ -78,10 +83,9 @@ class AsymmetricLoss(nn.Module):
         self.register_buffer(
             "pos_weight", positive_weight(pos_weight, pos_weight_cap, label_counts)
         )
-        self.logit_adjustment: Tensor | None
-        self.register_buffer("logit_adjustment", scaled_log_odds(logit_adjustment, label_counts))
+        self.logit_adjustment = scaled_log_odds(logit_adjustment, label_counts)
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, targets: Tensor, index: Tensor | None = None) -> Tensor:
         """Compute the loss of logits [B, K] and targets [B, K] in [0, 1]."""
         logits, targets = check_targets(logits, targets, soft=True)
         if self.logit_adjustment is not None:
@@ -93,7 +97,8 @@ class AsymmetricLoss(nn.Module):
         log_positive = positive.clamp(min=self.eps).log()
         if self.pos_weight is not None:
             log_positive = self.pos_weight * log_positive
-        log_likelihood = targets * log_positive + (1 - targets) * negative.clamp(min=self.eps).log()
+        log_negative = negative.clamp(min=self.eps).log()
+        log_likelihood = targets * log_positive + (1 - targets) * log_negative
 
         if self.gamma_neg > 0 or self.gamma_pos > 0:
             right = positive * targets + negative * (1 - targets)
@@ -106,13 +111,17 @@ class AsymmetricLoss(nn.Module):
             gamma = self.gamma_pos * targets + self.gamma_neg * (1 - targets)
             log_likelihood = log_likelihood * wrong**gamma
 
-        if self.reduction == "sum":
-            return -log_likelihood.sum()
-        return -log_likelihood.mean()
+        return -self.reduce(log_likelihood)
 
 
-class AsymmetricLossSingleLabel(nn.Module):
+class AsymmetricLossSingleLabel(Loss):
     """Asymmetric loss over a softmax, averaged over the batch (reference ASLSingleLabel).
+
+    Let p be the softmax probability of a class, y its label of 1 or 0, and s = y (1 - smoothing) +
+    smoothing / K its smoothed label. The loss of an image is the sum over the classes of
+
+        -s (1 - p)^gamma_pos log(p)    if y = 1
+        -s p^gamma_neg log(p)          if y = 0
 
     Args:
         gamma_neg: Focusing of the other classes, >= 0. It has no effect without smoothing.
@@ -120,7 +129,6 @@ class AsymmetricLossSingleLabel(nn.Module):
         smoothing: Label smoothing in [0, 1), applied after the focal weight.
     """
 
-    reduction = "mean"
     exclusive = True
 
     def __init__(
@@ -134,7 +142,7 @@ class AsymmetricLossSingleLabel(nn.Module):
         self.gamma_pos = gamma_pos
         self.smoothing = smoothing
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, targets: Tensor, index: Tensor | None = None) -> Tensor:
         """Compute the loss of logits [B, K] and one-hot targets [B, K]."""
         logits, targets = check_targets(logits, targets)
         log_probability = logits.log_softmax(-1)

@@ -8,8 +8,9 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from mldec.losses.base import Loss
 from mldec.losses.common import (
     CountLabels,
     check_class_count,
@@ -21,7 +22,7 @@ from mldec.losses.common import (
 )
 
 
-class BinaryCrossEntropy(nn.Module):
+class BinaryCrossEntropy(Loss):
     """Binary cross-entropy per class. Unannotated labels (targets of -1) have loss 0.
 
     Args:
@@ -78,10 +79,9 @@ class BinaryCrossEntropy(nn.Module):
         self.register_buffer(
             "pos_weight", positive_weight(pos_weight, pos_weight_cap, label_counts)
         )
-        self.logit_adjustment: Tensor | None
-        self.register_buffer("logit_adjustment", scaled_log_odds(logit_adjustment, label_counts))
+        self.logit_adjustment = scaled_log_odds(logit_adjustment, label_counts)
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, targets: Tensor, index: Tensor | None = None) -> Tensor:
         """Compute the loss of logits [B, K] and targets [B, K] in [0, 1] or -1 (unannotated)."""
         logits, targets = check_targets(logits, targets, unknown=True, soft=True)
         check_class_count("class_weights", self.class_weights, logits)
@@ -105,20 +105,16 @@ class BinaryCrossEntropy(nn.Module):
             losses = losses * logits.detach().sigmoid() ** (self.gamma_neg * (1 - targets))
 
         # Not a product, because an infinite loss times 0 is NaN.
-        losses = losses.masked_fill(~annotated, 0)
-        if self.reduction == "sum":
-            return losses.sum()
-        return losses.mean()
+        return self.reduce(losses.masked_fill(~annotated, 0))
 
 
-class CrossEntropy(nn.Module):
+class CrossEntropy(Loss):
     """Cross-entropy of the softmax for targets that sum to 1, averaged over the batch.
 
     Args:
         smoothing: Label smoothing towards 1/K, in [0, 1).
     """
 
-    reduction = "mean"
     exclusive = True
     soft = True
 
@@ -127,7 +123,7 @@ class CrossEntropy(nn.Module):
         check_range(0, 1, smoothing=smoothing)
         self.smoothing = smoothing
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, targets: Tensor, index: Tensor | None = None) -> Tensor:
         """Compute the loss of logits [B, K] and class probabilities [B, K].
 
         A row that does not sum to 1 raises DataError. On a GPU, the loss is NaN instead.

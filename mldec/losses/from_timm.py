@@ -1,23 +1,24 @@
 """Multi-label losses of timm. See `timm.loss` for their formulas."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import timm.loss
 from torch import Tensor, nn
 
+from mldec.losses.base import Loss
 from mldec.losses.common import CountLabels, check_above_0, check_range, check_targets, count
 
 
-class _FromTimm(nn.Module):
-    """Base class: a loss of timm in float32, with checked targets of 0 and 1."""
+class _FromTimm(Loss):
+    """Base class: a multi-label loss of timm in float32, with checked targets of 0 and 1."""
 
-    reduction = "mean"
+    exclusive = False
 
-    def __init__(self, name: str, *args: Any, **settings: Any) -> None:
+    def __init__(self, loss: nn.Module) -> None:
         super().__init__()
-        self.loss = getattr(timm.loss, name)(*args, **settings)
+        self.loss = loss
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, targets: Tensor, index: Tensor | None = None) -> Tensor:
         """Compute the loss of logits [B, K] and targets [B, K] of 0 and 1."""
         loss: Tensor = self.loss(*check_targets(logits, targets))
         return loss
@@ -29,10 +30,8 @@ class ZLPR(_FromTimm):
     Source: Su et al., "ZLPR: A Novel Loss for Multi-label Classification" (arXiv 2208.02955).
     """
 
-    exclusive = False
-
     def __init__(self) -> None:
-        super().__init__("ZlprLoss")
+        super().__init__(timm.loss.ZlprLoss())
 
 
 class DistributionBalancedLoss(_FromTimm):
@@ -55,8 +54,6 @@ class DistributionBalancedLoss(_FromTimm):
         label_counts: Function that counts the training labels. Required.
     """
 
-    exclusive = False
-
     def __init__(
         self,
         *,
@@ -78,8 +75,7 @@ class DistributionBalancedLoss(_FromTimm):
         # Labels of -1 are not allowed, so each class has a label for every image.
         counts = count(label_counts)
         images = int((counts.positives + counts.negatives).max())
-        super().__init__(
-            "DistributionBalancedLoss",
+        loss = timm.loss.DistributionBalancedLoss(
             counts.positives,
             images,
             map_alpha=alpha,
@@ -91,4 +87,5 @@ class DistributionBalancedLoss(_FromTimm):
             focal_balance=scale,
             reduction=reduction,
         )
+        super().__init__(loss)
         self.reduction = reduction

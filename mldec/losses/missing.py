@@ -12,27 +12,23 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from mldec.losses.base import Loss
 from mldec.losses.common import check_above_0, check_range, check_targets
 
 
-class MissingLabels(nn.Module):
+class MissingLabels(Loss):
     """Base class: a term for observed positives and a term for all other labels."""
 
-    reduction = "mean"
     exclusive = False
-    progress = 0.0
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, targets: Tensor, index: Tensor | None = None) -> Tensor:
         """Compute the loss of logits [B, K] and targets [B, K]; only targets of 1 are known."""
         logits, targets = check_targets(logits, targets, unknown=True)
-        losses = self._losses(logits, targets == 1)
-        if self.reduction == "sum":
-            return losses.sum()
-        return losses.mean()
+        return self.reduce(self._losses(logits, targets == 1, index))
 
-    def _losses(self, logits: Tensor, observed: Tensor) -> Tensor:
+    def _losses(self, logits: Tensor, observed: Tensor, index: Tensor | None) -> Tensor:
         """Return the loss of each label, [B, K]. `observed` is True for observed positives."""
         return torch.where(observed, self._positive(logits), self._unobserved(logits, observed))
 
@@ -60,9 +56,11 @@ def _focal(logits: Tensor, gamma: float) -> Tensor:
 class AssumeNegative(MissingLabels):
     """Binary cross-entropy that treats all unobserved labels as negatives: AN, WAN and AN-LS.
 
-    Let p = sigmoid(logit) and s = `smoothing`. The loss of an observed positive is -(1 - s) log(p +
-    eps) - s log(1 - p + eps). The loss of an unobserved label is `weight` times the same with p and
-    1 - p exchanged.
+    Let p = sigmoid(logit) and s = `smoothing`. The loss of an observed positive is
+
+        -(1 - s) log(p + eps) - s log(1 - p + eps)
+
+    and the loss of an unobserved label is `weight` times the same with p and 1 - p exchanged.
 
     Source: Cole et al., "Multi-Label Learning from Single Positive Labels" (CVPR 2021, arXiv
     2106.09708), and the official code.
@@ -101,9 +99,11 @@ class AssumeNegative(MissingLabels):
 class EntropyMaximization(MissingLabels):
     """Entropy maximization of unobserved labels (EM).
 
-    The loss of an observed positive is -log(p + eps). The loss of an unobserved label is alpha (p
-    log(p + eps) + (1 - p) log(1 - p + eps)). It is negative, and its gradient is small at p = 1/2
-    and at both ends.
+    The loss of an observed positive is the cross-entropy, that of an unobserved label the negative
+    entropy, whose gradient is small at p = 1/2 and at both ends:
+
+        -log(p + eps)
+        alpha (p log(p + eps) + (1 - p) log(1 - p + eps))
 
     Source: Zhou et al., "Acknowledging the Unknown for Multi-label Learning with Single Positive
     Labels" (ECCV 2022, arXiv 2203.16219), and the official code, without its pseudo-labels (APL).
@@ -133,9 +133,14 @@ class EntropyMaximization(MissingLabels):
 class HillLoss(MissingLabels):
     """Focal loss with a margin for positives, and a hill-shaped loss for unobserved labels (Hill).
 
-    The loss of an unobserved label is (lam - p) p^2. Its gradient decreases again for high p, where
-    the label is probably a missing positive. The loss of an observed positive is the focal loss of
-    its logit minus `margin`.
+    The loss of an unobserved label is
+
+        (lam - p) p^2
+
+    whose gradient decreases again for high p, where the label is probably a missing positive. The
+    loss of an observed positive is the focal loss, with p = sigmoid(logit - margin):
+
+        -(1 - p)^gamma log(p)
 
     Source: Zhang et al., "Simple and Robust Loss Design for Multi-Label Learning with Missing
     Labels" (arXiv 2112.07368), and the official code.
@@ -167,7 +172,8 @@ class HillLoss(MissingLabels):
 class SPLC(MissingLabels):
     """Self-paced loss correction: focal loss with a margin and online pseudo-labels.
 
-    Unobserved labels above a threshold are treated as positives, the others as negatives.
+    The focal loss is -(1 - p)^gamma log(p). Unobserved labels with p > tau are treated as positives
+    and the others as negatives. The margin applies to observed positives only, as in `HillLoss`.
 
     Source: same as `HillLoss`.
 
@@ -207,10 +213,13 @@ class SPLC(MissingLabels):
 class LargeLoss(MissingLabels):
     """Binary cross-entropy that rejects or corrects the unobserved labels with the largest losses.
 
-    Unobserved labels are treated as negatives. In each micro-batch, the unobserved labels with the
-    largest losses are ignored (LL-R) or treated as positives (LL-Ct). Their number grows in equal
-    stages from 0. In stage s, counted from 0, it is `delta` s B K for B images and K classes,
-    rounded up. `PermanentCorrection` is LL-Cp.
+    Unobserved labels are treated as negatives, except for those with the largest losses in each
+    micro-batch, which are ignored (LL-R) or treated as positives (LL-Ct). Their number grows in
+    equal stages. In stage s, counted from 0, it is
+
+        delta s B K
+
+    for B images and K classes, rounded up. `PermanentCorrection` is LL-Cp.
 
     Source: Kim et al., "Large Loss Matters in Weakly Supervised Multi-Label Classification" (CVPR
     2022, arXiv 2206.03740), and the official code, which has one stage per epoch. The number of
@@ -274,10 +283,14 @@ def current_stage(progress: float, stages: int) -> int:
 class GeneralizedRobustLoss(MissingLabels):
     """Weighted combination of a positive and a negative loss for each unobserved label (GR).
 
-    The loss of an observed positive is -log(p + eps). The loss of an unobserved label is v (k (1 -
-    p^q2) / q2 + (1 - k) (1 - (1 - p)^q3) / q3). Here k = sigmoid(w p + b) is the probability of a
-    missing positive, and v = exp(-(p - mu)^2 / (2 sigma^2)) is the weight of the label. Both are
-    computed without gradient.
+    The loss of an observed positive is -log(p + eps). The loss of an unobserved label is
+
+        v (k (1 - p^q2) / q2 + (1 - k) (1 - (1 - p)^q3) / q3)
+
+    where the probability k of a missing positive and the weight v have no gradient:
+
+        k = sigmoid(w p + b)
+        v = exp(-(p - mu)^2 / (2 sigma^2))
 
     Source: Chen et al., "Boosting Single Positive Multi-label Classification with Generalized
     Robust Loss" (IJCAI 2024, arXiv 2405.03501), and the official code, which has the same defaults.

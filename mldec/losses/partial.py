@@ -4,31 +4,28 @@ A class prior is the mean prediction of a model for the class. Reference:
 Alibaba-MIIL/PartialLabelingCSL.
 """
 
-import csv
-import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from mldec.errors import DataError, naming_errors
-from mldec.files.text import open_text
+from mldec.losses.base import Loss
 from mldec.losses.common import AllReduce, check_class_count, check_range, check_targets, identity
 from mldec.runtime.devices import as_float64
-
-log = logging.getLogger("mldec")
-
-COLUMNS = ["Classes", "avg_pred"]
 
 Mode = Literal["negative", "ignore", "ignore_normalized", "selective"]
 
 
-class PartialAsymmetricLoss(nn.Module):
+class PartialAsymmetricLoss(Loss):
     """Asymmetric loss with a separate term for unannotated labels (targets of -1).
 
-    Most unannotated labels are true negatives.
+    Let p = sigmoid(logit) and q = min(1 - p + clip, 1). The loss of a positive, of an annotated
+    negative and of an unannotated label, which is a true negative in most cases, are
+
+        -alpha_pos (1 - p)^gamma_pos log(p)
+        -alpha_neg (1 - q)^gamma_neg log(q)
+        -alpha_unannotated (1 - q)^gamma_unannotated log(q)
 
     Source: Alibaba-MIIL/PartialLabelingCSL, partial_asymmetric_loss.py.
 
@@ -45,16 +42,14 @@ class PartialAsymmetricLoss(nn.Module):
         clip: Probability added to 1 - p of annotated negatives and unannotated labels, in [0, 1).
         likelihood_top_k: Mean number of labels per image that "selective" ignores, >= 0: the
             unannotated labels with the highest probability in the batch.
-        class_prior: Class priors for "selective": K numbers in [0, 1], a CSV file (see
-            `read_prior`), or None if unknown. "estimate" computes the mean prediction during this
-            training, in every mode (see `PriorEstimate`). The official procedure is a first run
-            with mode "ignore" and "estimate", and a second run with the resulting file.
+        class_prior: Class priors for "selective": K numbers in [0, 1], or None if unknown.
+            "estimate" computes the mean prediction during this training, in every mode (see
+            `PriorEstimate`). A config can also name a CSV file, whose numbers `build.loss` reads.
+            The official procedure is a first run with mode "ignore" and "estimate", and a second
+            run with the resulting file.
         prior_threshold: Prior above which "selective" ignores all unannotated labels of a class.
         eps: Lower bound of a probability inside the logarithm.
         all_reduce: Function that sums a tensor over all ranks, for "estimate".
-
-    Raises:
-        DataError: If the file of the class priors is invalid.
     """
 
     reduction = "sum"
@@ -95,23 +90,26 @@ class PartialAsymmetricLoss(nn.Module):
         # The priors are either given or estimated in this training.
         self.estimate: PriorEstimate | None = None
         self.class_prior: Tensor | None
-        prior: Sequence[float] | None = None
+        self.register_buffer("class_prior", None)
         if class_prior == "estimate":
             self.estimate = PriorEstimate(forgetting=mode == "selective", all_reduce=all_reduce)
         elif isinstance(class_prior, str):
-            prior = read_prior(class_prior)
-        else:
-            prior = class_prior
-        tensor = None if prior is None else torch.tensor(list(prior))
-        self.register_buffer("class_prior", tensor)
+            raise ValueError(
+                f"class_prior is {class_prior!r}: it must be numbers or 'estimate'; read a file "
+                f"with mldec.files.class_prior.read_prior"
+            )
+        elif class_prior is not None:
+            self.class_prior = torch.tensor(list(class_prior))
 
     def prior(self) -> Tensor | None:
         """Return the given or estimated class priors [K] in [0, 1]; None if unknown."""
-        if self.estimate:
-            return self.estimate.value()
-        return self.class_prior
+        return self.estimated_prior() if self.estimate else self.class_prior
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def estimated_prior(self) -> Tensor | None:
+        """Return the estimated class priors [K] in [0, 1]; None before the first batch."""
+        return self.estimate.value() if self.estimate else None
+
+    def forward(self, logits: Tensor, targets: Tensor, index: Tensor | None = None) -> Tensor:
         """Compute the loss of logits [B, K] and targets [B, K] of 1, 0 or -1 (unannotated)."""
         logits, targets = check_targets(logits, targets, unknown=True)
         positive = logits.sigmoid()
@@ -122,15 +120,15 @@ class PartialAsymmetricLoss(nn.Module):
         # The weight and the focusing depend on the target.
         alpha = torch.zeros_like(logits)
         gamma = torch.zeros_like(logits)
-        for index, target in enumerate((1, 0, -1)):
-            alpha = alpha.masked_fill(targets == target, self.alphas[index])
-            gamma = gamma.masked_fill(targets == target, self.gammas[index])
+        for target, weight, focusing in zip((1, 0, -1), self.alphas, self.gammas, strict=True):
+            alpha = alpha.masked_fill(targets == target, weight)
+            gamma = gamma.masked_fill(targets == target, focusing)
 
         # The focal weight has no gradient, as in the official code.
         right = torch.where(targets == 1, positive, negative)
         focal = (1 - right.detach()) ** gamma
         losses = -alpha * right.clamp(min=self.eps).log() * focal
-        return (losses * self._weights(positive.detach(), targets)).sum()
+        return self.reduce(losses * self._weights(positive.detach(), targets))
 
     def _weights(self, probability: Tensor, targets: Tensor) -> Tensor:
         """Return the weight of each label, [B, K]. Ignored labels have weight 0."""
@@ -227,36 +225,3 @@ class PriorEstimate(nn.Module):
         self.sums = state.get("sums")
         self.before = state.get("before")
         self.updates = int(state["updates"])
-
-
-def read_prior(path: str | Path) -> list[float]:
-    """Read the class priors of a CSV file, K numbers in [0, 1].
-
-    The file has the header `COLUMNS` and one row per class. The rows must be in the order of the
-    classes, because the names are not compared.
-    """
-    form = f"a CSV file with the header {','.join(COLUMNS)} and a number from 0 to 1 per class"
-    with naming_errors(f"loss.class_prior {path}", DataError, remedy=f"give {form}"):
-        with open_text(path, newline="") as file:
-            _, *rows = csv.reader(file, strict=True)
-        prior = [float(text) for _, text in rows]
-        # NaN fails these comparisons, too.
-        if not all(0 <= value <= 1 for value in prior):
-            raise ValueError("a number is not in [0, 1]")
-        return prior
-
-
-def save_estimate(loss: nn.Module, path: Path, names: Sequence[str]) -> None:
-    """Write the estimated class priors, if any, to a CSV file; see `read_prior`."""
-    estimate = getattr(loss, "estimate", None)
-    if not isinstance(estimate, PriorEstimate):
-        return
-    prior = estimate.value()
-    if prior is None:
-        return
-
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        writer.writerows(zip(names, prior.tolist(), strict=True))
-    log.info(f"wrote the estimated class priors to {path}; see loss.class_prior")

@@ -10,19 +10,28 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from mldec.losses.base import Loss
 from mldec.losses.common import check_above_0, check_range, check_targets
-from mldec.losses.missing import EntropyMaximization, LargeLoss, MissingLabels, bounded_log
+from mldec.losses.missing import EntropyMaximization, LargeLoss, bounded_log
 
 
-class ROLE(nn.Module):
+class ROLE(Loss):
     """Regularized online label estimation (ROLE).
 
     A label estimator has one parameter for each training image and class, the logit of the
-    estimated label. Let f and g be the probabilities of model and estimator, and H(q, p) = -q log(p
-    + eps) - (1 - q) log(1 - p + eps). The loss of a label is (H(g, f) + H(f, g)) / 2. For an
-    observed positive, (H(1, f) + H(1, g)) / 2 is added. The first argument of H has no gradient.
-    Each of f and g also has the regularizer (mean number of positives per image of the micro-batch
-    - `expected_positives`)^2 / (2 K^2).
+    estimated label. Let f and g be the probabilities of model and estimator, and
+
+        H(q, p) = -q log(p + eps) - (1 - q) log(1 - p + eps)
+
+    the cross-entropy, whose first argument has no gradient. The losses of an unobserved label and
+    of an observed positive are
+
+        (H(g, f) + H(f, g)) / 2
+        (H(g, f) + H(f, g) + H(1, f) + H(1, g)) / 2
+
+    Each of f and g has a further term, for m positives per image of the micro-batch on average:
+
+        (m - expected_positives)^2 / (2 K^2)
 
     Source: Cole et al., "Multi-Label Learning from Single Positive Labels" (CVPR 2021, arXiv
     2106.09708), and the official code, trained end to end (without its linear initialization).
@@ -34,7 +43,6 @@ class ROLE(nn.Module):
         train_labels: Labels of the N training images, [N, K].
     """
 
-    reduction = "mean"
     exclusive = False
     per_image = True
 
@@ -59,9 +67,10 @@ class ROLE(nn.Module):
         random = torch.empty(observed.shape).uniform_(-bound, bound)
         self.estimator = nn.Parameter(random.masked_fill(observed, math.log(0.995 / 0.005)))
 
-    def forward(self, logits: Tensor, targets: Tensor, index: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, targets: Tensor, index: Tensor | None = None) -> Tensor:
         """Compute the loss of logits [B, K], targets [B, K] and dataset indices [B]."""
         logits, targets = check_targets(logits, targets, unknown=True)
+        assert index is not None
         estimated = self.estimator[index].to(logits.dtype)
         one = self._half(logits, estimated.detach(), targets == 1)
         other = self._half(estimated, logits.detach(), targets == 1)
@@ -78,30 +87,18 @@ class ROLE(nn.Module):
         return losses.mean() + excess**2
 
 
-class _PerImage(MissingLabels):
-    """Base class: losses that depend on the dataset indices of the images."""
-
-    per_image = True
-
-    def forward(self, logits: Tensor, targets: Tensor, index: Tensor) -> Tensor:  # type: ignore[override]
-        """Compute the loss of logits [B, K], targets [B, K] and dataset indices [B]."""
-        logits, targets = check_targets(logits, targets, unknown=True)
-        return self._image_losses(logits, targets == 1, index).mean()
-
-    def _image_losses(self, logits: Tensor, observed: Tensor, index: Tensor) -> Tensor:
-        """Return the loss of each label, [B, K]. `observed` is True for observed positives."""
-        raise NotImplementedError
-
-
-class PseudoNegatives(_PerImage, EntropyMaximization):
+class PseudoNegatives(EntropyMaximization):
     """Entropy maximization with asymmetric pseudo-labels (EM+APL).
 
     At the start of each epoch after the warmup, the model scores all training images. In each
-    class, the unlabeled images with the lowest scores get a pseudo-label, which is the score p'.
-    Later epochs keep it. Its loss is beta times the cross-entropy, -p' log(p + eps) - (1 - p')
-    log(1 - p + eps). The number of pseudo-labels per epoch is `share` times the number of
-    unobserved labels of the class, divided by the number of epochs after the warmup, rounded down.
-    All other labels have the loss of `EntropyMaximization`.
+    class, the unlabeled images with the lowest scores get a pseudo-label, which is the score p' and
+    is kept by later epochs. Its loss is the cross-entropy
+
+        -beta (p' log(p + eps) + (1 - p') log(1 - p + eps))
+
+    and all other labels have the loss of `EntropyMaximization`. The number of new pseudo-labels of
+    a class is its number of unobserved labels times `share`, divided by the number of epochs after
+    the warmup, rounded down.
 
     Source: same as `EntropyMaximization`. As in the official code, the images are scored in
     evaluation mode, with the augmentation of the training.
@@ -115,6 +112,7 @@ class PseudoNegatives(_PerImage, EntropyMaximization):
         train_labels: Labels of the N training images, [N, K].
     """
 
+    per_image = True
     unobserved: Tensor
     pseudo: Tensor
     last_epoch: Tensor
@@ -144,10 +142,7 @@ class PseudoNegatives(_PerImage, EntropyMaximization):
         self.register_buffer("last_epoch", torch.tensor(-1))
 
     def start_epoch(self, epoch: int, epochs: int, predict: Callable[[], Tensor]) -> None:
-        """Add pseudo-labels at the start of an epoch, counted from 0.
-
-        `predict` returns logits [N, K] of all training images, with NaN for unreadable images.
-        """
+        """Add pseudo-labels; see `Loss.start_epoch`."""
         # An epoch can be started twice, if the run was stopped in between.
         if epoch < self.warmup_epochs or epoch <= self.last_epoch:
             return
@@ -162,19 +157,22 @@ class PseudoNegatives(_PerImage, EntropyMaximization):
         self.pseudo.copy_(torch.where(chosen, probability, self.pseudo))
         self.last_epoch.fill_(epoch)
 
-    def _image_losses(self, logits: Tensor, observed: Tensor, index: Tensor) -> Tensor:
+    def _losses(self, logits: Tensor, observed: Tensor, index: Tensor | None) -> Tensor:
+        assert index is not None
         pseudo = self.pseudo[index].to(logits.dtype)
-        losses = self._losses(logits, observed)
-        labeled = self.beta * cross_entropy(logits, pseudo, self.eps)
+        losses = super()._losses(logits, observed, index)
+        positive = bounded_log(logits, self.eps)
+        negative = bounded_log(-logits, self.eps)
+        labeled = self.beta * -torch.lerp(negative, positive, pseudo)
         return torch.where(observed | (pseudo < 0), losses, labeled)
 
 
-class PermanentCorrection(_PerImage, LargeLoss):
+class PermanentCorrection(LargeLoss):
     """Binary cross-entropy with permanent correction of large losses (LL-Cp).
 
     The loss is `LargeLoss` with mode "correct", but a corrected label is a positive for the rest of
-    the run. Each micro-batch of B images corrects `delta` B K further labels, rounded up, except in
-    the first stage.
+    the run. Except in the first stage, each micro-batch of B images corrects `delta` B K further
+    labels, rounded up.
 
     Source: same as `LargeLoss`, and the authors' second repository,
     youngwk/BridgeGapExplanationPAMC. In the first one, the condition for LL-Cp compares strings by
@@ -186,15 +184,10 @@ class PermanentCorrection(_PerImage, LargeLoss):
         train_labels: Labels of the N training images, [N, K].
     """
 
+    per_image = True
     corrections: Tensor
 
-    def __init__(
-        self,
-        *,
-        delta: float = 0.001,
-        stages: int = 10,
-        train_labels: Tensor,
-    ) -> None:
+    def __init__(self, *, delta: float = 0.001, stages: int = 10, train_labels: Tensor) -> None:
         super().__init__(mode="correct", delta=delta, stages=stages)
         # Number of corrections. It is above 1 if the same images are several times in a batch.
         self.register_buffer("corrections", torch.zeros(train_labels.shape, dtype=torch.uint8))
@@ -202,14 +195,10 @@ class PermanentCorrection(_PerImage, LargeLoss):
     def _growth(self) -> int:
         return min(super()._growth(), 1)
 
-    def _image_losses(self, logits: Tensor, observed: Tensor, index: Tensor) -> Tensor:
+    def _losses(self, logits: Tensor, observed: Tensor, index: Tensor | None) -> Tensor:
+        assert index is not None
         observed = observed | (self.corrections[index] > 0)
         if self.training:
             large = self._large(logits, observed)
             self.corrections.index_add_(0, index, large.to(torch.uint8))
-        return self._losses(logits, observed)
-
-
-def cross_entropy(logits: Tensor, targets: Tensor, eps: float) -> Tensor:
-    """Return -q log(p + eps) - (1 - q) log(1 - p + eps) for targets q, [B, K]."""
-    return -torch.lerp(bounded_log(-logits, eps), bounded_log(logits, eps), targets)
+        return super()._losses(logits, observed, index)

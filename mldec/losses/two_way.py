@@ -1,16 +1,25 @@
-"""Two-way multi-label loss. timm's version waits for the device, because it selects by a mask."""
+"""Two-way multi-label loss. timm's version causes a host sync in each step (boolean indexing)."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from mldec.losses.base import Loss
 from mldec.losses.common import check_above_0, check_targets
 
 IGNORED = -1e4  # logit without a share in a logsumexp; an infinite one has gradients of NaN
 
 
-class TwoWayLoss(nn.Module):
+class TwoWayLoss(Loss):
     """Compare positives with negatives within each image and within each class.
+
+    Let l be the logits, and P and N the positives and negatives of an image, or of a class in the
+    batch. Its loss is
+
+        softplus(T_n log sum_N exp(l / T_n) + T_p log sum_P exp(-l / T_p))
+
+    It is averaged over the images with a positive, and over the classes with a positive. The result
+    is the sum of both means.
 
     The comparison within a class uses the images of one micro-batch on one rank. The result of a
     run therefore depends on `train.accumulate` and on the number of ranks, unlike with other
@@ -20,11 +29,9 @@ class TwoWayLoss(nn.Module):
     Source: Kobayashi, "Two-way Multi-Label Loss" (CVPR 2023).
 
     Args:
-        positive_temperature: Temperature of the soft minimum over positives, > 0.
-        negative_temperature: Temperature of the soft maximum over negatives, > 0.
+        positive_temperature: Temperature T_p of the soft minimum over positives, > 0.
+        negative_temperature: Temperature T_n of the soft maximum over negatives, > 0.
     """
-
-    reduction = "mean"
 
     def __init__(
         self, *, positive_temperature: float = 4.0, negative_temperature: float = 1.0
@@ -36,7 +43,7 @@ class TwoWayLoss(nn.Module):
         self.positive_temperature = positive_temperature
         self.negative_temperature = negative_temperature
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, targets: Tensor, index: Tensor | None = None) -> Tensor:
         """Compute the loss of logits [B, K] and targets [B, K] of 0 and 1."""
         logits, targets = check_targets(logits, targets)
         positive = targets == 1

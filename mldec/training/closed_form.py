@@ -24,6 +24,7 @@ from mldec.data.sampling import SampleRandom
 from mldec.data.types import Split
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.calibration import MIN_POSITIVES, Choice, Objective, fit
+from mldec.losses.base import as_loss
 from mldec.model import Classifier
 from mldec.names import format_list
 from mldec.runtime.console import progress_bar
@@ -77,7 +78,7 @@ class HeadFit:
     ) -> None:
         self.config = config
         self.model = model.requires_grad_(False)
-        self.loss = loss.to(device)  # only used for the loss in the evaluation
+        self.loss = as_loss(loss).to(device)  # only used for the loss in the evaluation
         self.device = device
         self.precision = config.train.precision.for_device(device)
 

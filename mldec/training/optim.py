@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 from mldec.config.schema import Config, FreezeBatchNorm, Schedule, ScheduleName, Train
 from mldec.data.transforms import NO_AUGMENTATION
 from mldec.errors import ConfigError, suggest
+from mldec.losses.base import Loss
 
 # Optimizers of torch that can skip a step on the device if they are fused.
 FUSED = (Adam, AdamW, SGD)
@@ -189,7 +190,7 @@ def build_optimizer(
     name: str,
     lr: float,
     options: Mapping[str, Any],
-    loss: nn.Module | None = None,
+    loss: Loss | None = None,
     **grouping: Any,
 ) -> Optimizer:
     """Build an optimizer by its name in timm.
@@ -205,7 +206,7 @@ def build_optimizer(
     check_optimizer(name)
     groups = parameter_groups(model, lr=lr, **grouping)
     if loss is not None and next(loss.parameters(), None) is not None:
-        rate = lr * getattr(loss, "lr_factor", 1.0)
+        rate = lr * loss.lr_factor
         groups.append({"params": list(loss.parameters()), "lr": rate, "weight_decay": 0.0})
 
     try:

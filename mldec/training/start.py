@@ -25,6 +25,7 @@ from mldec.data.types import DataModule
 from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluation.frozen_features import with_tokens
 from mldec.files.run_folder import holds_run
+from mldec.losses.base import Loss
 from mldec.runtime import distributed
 from mldec.runtime.devices import EngineName, Precision, has_fast_bf16
 from mldec.runtime.signals import StopRequest
@@ -33,7 +34,7 @@ from mldec.training.trainer import Trainer, warn
 log = logging.getLogger("mldec")
 
 
-def start_at_frequency(head: nn.Module, labels: Labels, loss: nn.Module) -> None:
+def start_at_frequency(head: nn.Module, labels: Labels, loss: Loss) -> None:
     """Set the biases of a head to the log-odds of the classes in the training labels.
 
     The logit adjustment of the loss is subtracted, because the loss adds it again.
@@ -46,17 +47,33 @@ def start_at_frequency(head: nn.Module, labels: Labels, loss: nn.Module) -> None
             f"train.start_at_frequency: {type(head).__name__} has no bias per class; remove it"
         )
     log_odds = build.label_counts(labels).log_odds()
-    adjustment: torch.Tensor | None = getattr(loss, "logit_adjustment", None)
-    if adjustment is not None:
-        log_odds = log_odds - adjustment
+    if loss.logit_adjustment is not None:
+        log_odds = log_odds - loss.logit_adjustment
     set_bias_from_prior(log_odds)
 
 
-def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
-    """Check that loss, mixing and evaluator fit the data; see `mldec.losses` for the attributes."""
+def check_together(config: Config, data: DataModule, loss: Loss) -> None:
+    """Check that loss, mixing and evaluator fit the data."""
+    mix = config.mix
     exclusive = data.train.classes.exclusive
-    _check_kind(loss, exclusive=exclusive)
-    _check_mixing(config, loss, exclusive=exclusive)
+    kind = "multi-label"
+    fix = "asl or bce"
+    if exclusive:
+        kind = "single-label"
+        fix = "cross_entropy, asl_single_label or bce"
+
+    if loss.exclusive not in (None, exclusive):
+        fault = f"{loss.name} does not support {kind} data"
+        raise ConfigError(f"loss: {fault}; pass loss={fix}")
+    if mix.enabled and mix.labels is MixLabels.union and exclusive:
+        raise ConfigError("mix.labels=union: the data is single-label; remove it")
+    if mix.enabled and loss.per_image:
+        fault = f"{loss.name} keeps a state per image, and a mixed image has none"
+        raise ConfigError(f"mix.mixup, mix.cutmix: {fault}; set both to 0")
+    if mix.soft and not loss.soft:
+        fix = "cross_entropy" if exclusive else "asl"
+        fault = f"{loss.name} does not support the soft labels of mix"
+        raise ConfigError(f"loss: {fault}; pass loss=bce or loss={fix}")
     if config.train.random_queries:
         _check_random_queries(config, loss, exclusive=exclusive)
 
@@ -64,40 +81,7 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
     data.make_evaluator(data.val.classes)
 
 
-def _check_kind(loss: nn.Module, *, exclusive: bool) -> None:
-    # A loss without the attribute supports both kinds of data.
-    supported: bool | None = getattr(loss, "exclusive", None)
-    if supported is None or supported is exclusive:
-        return
-
-    kinds = {True: "single-label", False: "multi-label"}
-    fix = "asl or bce"
-    if exclusive:
-        fix = "cross_entropy, asl_single_label or bce"
-    raise ConfigError(
-        f"loss: {type(loss).__name__} is for {kinds[supported]} data, the data is "
-        f"{kinds[exclusive]}; pass loss={fix}"
-    )
-
-
-def _check_mixing(config: Config, loss: nn.Module, *, exclusive: bool) -> None:
-    mix = config.mix
-    if mix.enabled and mix.labels is MixLabels.union and exclusive:
-        raise ConfigError("mix.labels=union: the data is single-label; remove it")
-    if mix.enabled and getattr(loss, "per_image", False):
-        raise ConfigError(
-            f"mix.mixup, mix.cutmix: {type(loss).__name__} keeps a state per image, and a mixed "
-            f"image has none; set both to 0"
-        )
-    if mix.soft and not getattr(loss, "soft", False):
-        fix = "cross_entropy" if exclusive else "asl"
-        raise ConfigError(
-            f"loss: {type(loss).__name__} does not support the soft labels of mix; "
-            f"pass loss=bce or loss={fix}"
-        )
-
-
-def _check_random_queries(config: Config, loss: nn.Module, *, exclusive: bool) -> None:
+def _check_random_queries(config: Config, loss: Loss, *, exclusive: bool) -> None:
     """Raise ConfigError if the data or the loss does not support queries without a class."""
     # A buffer with a dimension has a value per class. Estimated priors have no buffer.
     per_class = [name for name, values in loss.named_buffers() if values.ndim]
@@ -109,7 +93,7 @@ def _check_random_queries(config: Config, loss: nn.Module, *, exclusive: bool) -
     if exclusive:
         reason = "the data is single-label"
     elif per_class:
-        reason = f"{type(loss).__name__} has a value per class ({', '.join(per_class)})"
+        reason = f"{loss.name} has a value per class ({', '.join(per_class)})"
     if reason is not None:
         raise ConfigError(f"train.random_queries: random queries have no class, but {reason}")
 

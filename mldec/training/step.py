@@ -15,6 +15,7 @@ from mldec.checkpoint.state import Checkpoint
 from mldec.config.schema import Config, NonFinite
 from mldec.data.loader import Batch, sample_seed
 from mldec.errors import ConfigError, naming_errors
+from mldec.losses.base import as_loss
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision, autocast, memory_format, to_device
@@ -76,8 +77,7 @@ class Learner:
     Args:
         config: The config of the run.
         model: The model, which is changed in place.
-        loss: Takes logits float32 [B, K] and targets [B, K], and dataset indices [B] if it keeps a
-            state per image.
+        loss: A `Loss`, or another module or function with the attribute `reduction`.
         device: The device of the training steps.
         steps: Number of optimizer steps of the whole run.
         word_vectors: Word vectors [K, D] of zero-shot data.
@@ -106,7 +106,7 @@ class Learner:
         self.device = device
         self.steps = steps
         self.model = model
-        self.loss = loss.to(device)
+        self.loss = as_loss(loss).to(device)
         self.word_vectors = None if word_vectors is None else word_vectors.to(device)
 
         # Freeze first, because the optimizer and the moving average depend on it.
@@ -269,7 +269,7 @@ class Learner:
         """
         # Random numbers depend on seed, step and rank only, so checkpoints need no generator state.
         torch.manual_seed(sample_seed(self.config.seed, self.step, distributed.rank()))
-        self.loss.progress = self.step / self.steps  # type: ignore[assignment]
+        self.loss.progress = self.step / self.steps
         loss = torch.zeros((), device=self.device)
         for batch in micro_batches:
             with distributed.no_sync(self.net, unless=batch is micro_batches[-1]):
@@ -305,7 +305,8 @@ class Learner:
             logits = self.net(images, word_vectors)
         # The loss is computed in float32, or in float64 if the logits are.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if getattr(self.loss, "per_image", False):
+        # The forward of a user's loss may have two arguments only.
+        if self.loss.per_image:
             loss = self.loss(logits, targets, to_device(batch.indices, self.device))
         else:
             loss = self.loss(logits, targets)

@@ -1,7 +1,6 @@
 """The training loop: epochs, evaluations, checkpoints and early stopping."""
 
 import dataclasses
-import inspect
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ from mldec.evaluation.left_out import write as write_left_out
 from mldec.evaluation.output import Results, left_out, same_scores
 from mldec.evaluation.run import MeanLoss, evaluate_all, memory_advice, score
 from mldec.evaluators.constant import LEARNED_AP, ConstantScores
+from mldec.losses.base import Loss
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
@@ -47,7 +47,7 @@ class Trainer:
         self,
         config: Config,
         model: Classifier,
-        loss: nn.Module,
+        loss: Loss,
         data: DataModule,
         *,
         folder: Path,
@@ -245,9 +245,9 @@ class Trainer:
         # After a resume, the sampler skips the images of the finished steps.
         self.batches.epoch = self.epoch
         self.batches.start = self.position
-        start_epoch = getattr(self.learner.loss, "start_epoch", None)
-        if start_epoch is not None and self.position == 0:
-            start_epoch(self.epoch, train.epochs, partial(self._predict_train, runlog))
+        if self.position == 0:
+            predict = partial(self._predict_train, runlog)
+            self.learner.loss.start_epoch(self.epoch, train.epochs, predict)
         self.learner.train()
         # Evaluations and checkpoints between the epochs do not count in the speed.
         self.meter.restart()
@@ -507,11 +507,10 @@ class Trainer:
         if self.data.val.classes.names != self.data.train.classes.names:
             return None
         # Validation images have no state.
-        if getattr(loss, "per_image", False):
+        if loss.per_image:
             return None
         # Ranks have different numbers of batches, so a loss must not all-reduce.
-        reduces = "all_reduce" in inspect.signature(type(loss)).parameters
-        if reduces and distributed.world_size() > 1:
+        if loss.all_reduces and distributed.world_size() > 1:
             return None
         return MeanLoss(
             loss,

@@ -19,6 +19,7 @@ from mldec.data.types import Classes
 from mldec.errors import ConfigError
 from mldec.heads import GAP, Cosine
 from mldec.losses import AsymmetricLoss, BinaryCrossEntropy
+from mldec.losses.base import as_loss
 from mldec.training import describe, start
 from mldec.training.optim import check_trainable
 
@@ -252,7 +253,8 @@ def together(*words, data="digits_single", loss=None):
     parts = build.check(config)
     module = build.data(parts)
     labels = from_dense(np.eye(len(module.train.classes), dtype=np.int8))
-    start.check_together(config, module, loss or build.loss(parts, lambda: labels))
+    loss = as_loss(loss or build.loss(parts, lambda: labels))
+    start.check_together(config, module, loss)
 
 
 @pytest.mark.parametrize(
@@ -293,6 +295,13 @@ def test_check_together_names_what_does_not_fit(data, words, name):
 
 def test_loss_without_attributes_supports_any_hard_labels():
     together(loss=torch.nn.MSELoss())
+
+
+def test_loss_of_torch_needs_no_code():
+    words = ["plugins=[torch]", "loss._target_=torch.nn.BCEWithLogitsLoss", "loss.reduction=sum"]
+    loss = build.loss(build.check(override(experiment("digits"), words)))
+    assert (loss.reduction, loss.name) == ("sum", "BCEWithLogitsLoss")
+    assert not loss.all_reduces
 
 
 OWN_PHOTOS = [name for name in options("experiment") if name.startswith("finetune")]

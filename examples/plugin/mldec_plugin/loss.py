@@ -2,10 +2,12 @@
 
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
+
+from mldec.losses import Loss
 
 
-class SquaredHinge(nn.Module):
+class SquaredHinge(Loss):
     """max(0, m - y l)^2 for a logit l, the margin m, and y = 1 (present) or -1 (absent).
 
     Args:
@@ -20,7 +22,7 @@ class SquaredHinge(nn.Module):
         self.margin = margin
         self.positive_weight = positive_weight
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, targets: Tensor, index: Tensor | None = None) -> Tensor:
         """Compute the loss of logits float32 [B, K] and targets [B, K] of 0 and 1."""
         signs = 2.0 * targets - 1.0
         losses = (self.margin - signs * logits).clamp(min=0).square()

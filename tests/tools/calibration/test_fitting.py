@@ -26,7 +26,7 @@ from mldec.evaluators.calibration import (
     temperature,
     uncalibrated,
 )
-from mldec.evaluators.label_errors import DEVIATION, common_slope, platt, soft_targets
+from mldec.evaluators.platt import DEVIATION, common_slope, platt, soft_targets
 from mldec.tools.calibrate import calibrate_single_label, parse_objective
 
 # Few distinct values, so that there are many ties.

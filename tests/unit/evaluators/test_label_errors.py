@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 
-from mldec.evaluators.label_errors import calibrated, platt, rank, suspected_labels
+from mldec.evaluators.label_errors import calibrated, rank, suspected_labels
+from mldec.evaluators.platt import platt
 
 
 def predictions(images=90, classes=8):

@@ -80,7 +80,7 @@ def test_invalid_targets_raise_an_error(loss, wrong):
         "mldec.losses.missing",
         "mldec.losses.single_positive",
     )
-    is_soft = wrong == 0.5 and getattr(loss, "soft", False)
+    is_soft = wrong == 0.5 and loss.soft
     targets = ONE_LABEL.double()
     targets[2, 3] = wrong
     if isinstance(loss, CrossEntropy) and wrong == 0.5:

@@ -10,8 +10,8 @@ from support import in_processes
 from mldec import build
 from mldec.config.compose import compose
 from mldec.errors import DataError
-from mldec.losses.asymmetric import AsymmetricLoss
-from mldec.losses.partial import PartialAsymmetricLoss, read_prior, save_estimate
+from mldec.files.class_prior import read_prior, write_prior
+from mldec.losses.partial import PartialAsymmetricLoss
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5, 3.0], [-2.0, 0.0, 1.0, -0.5]])
 TARGETS = torch.tensor([[1, 0, -1, -1], [0, -1, 1, -1]])
@@ -96,18 +96,23 @@ def test_estimate_includes_all_ranks(tmp_path):
     torch.testing.assert_close(one, MEANS)
 
 
-def test_estimate_is_saved_and_read(tmp_path):
+def loss_with_prior(path):
+    words = ["loss=partial_selective", f"loss.class_prior={path}"]
+    return build.loss(build.check(compose(["+experiment=digits", *words])))
+
+
+def test_estimate_of_a_run_is_read_by_another(tmp_path):
     path = tmp_path / "prior.csv"
     loss = PartialAsymmetricLoss(mode="selective", class_prior="estimate")
-    save_estimate(loss, path, [])
-    save_estimate(AsymmetricLoss(), path, [])
-    assert not path.exists()
+    assert loss.estimated_prior() is None
     loss(MANY, LABELS)
-    save_estimate(loss, path, ["Human leg", 'a "b", c', "/m/01", "Caf\u00e9"])
+    prior = loss.estimated_prior().tolist()
+    write_prior(path, ["Human leg", 'a "b", c', "/m/01", "Caf\u00e9"], prior)
     assert path.read_text(encoding="utf-8").startswith("Classes,avg_pred")
-    assert read_prior(path) == loss.prior().tolist()
-    from_file = PartialAsymmetricLoss(mode="selective", class_prior=str(path))
-    assert from_file(MANY, LABELS).equal(loss.eval()(MANY, LABELS))
+    assert read_prior(path) == prior
+    from_file = loss_with_prior(path)
+    assert from_file.prior().tolist() == prior
+    assert from_file.estimated_prior() is None
 
 
 @pytest.mark.parametrize("text", [None, "Classes,avg_pred\na,high\n", "Classes,avg_pred\na,1.5\n"])
@@ -116,4 +121,9 @@ def test_invalid_prior_file_is_named(tmp_path, text):
     if text is not None:
         path.write_text(text)
     with pytest.raises(DataError, match=rf"loss\.class_prior {path}"):
-        PartialAsymmetricLoss(mode="selective", class_prior=str(path))
+        loss_with_prior(path)
+
+
+def test_losses_read_no_files(tmp_path):
+    with pytest.raises(ValueError, match="class_prior"):
+        PartialAsymmetricLoss(class_prior=str(tmp_path / "prior.csv"))

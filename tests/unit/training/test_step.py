@@ -205,6 +205,17 @@ def test_no_step_changes_weights_after_fatal_fault(config):
     assert_equal([parameter.detach() for parameter in ours.model.parameters()], before)
 
 
+class Doubled(AsymmetricLoss):
+    def forward(self, logits, targets):
+        return 2 * super().forward(logits, targets)
+
+
+def test_forward_of_a_users_loss_needs_no_indices(config):
+    plain, doubled = (learner(config, loss=loss) for loss in (None, Doubled()))
+    expected = 2 * numbers(plain, [batch()]).loss
+    assert numbers(doubled, [batch()]).loss == pytest.approx(expected)
+
+
 class Steep(nn.Module):
     """A loss whose gradients overflow in fp16 at the initial scale."""
 

@@ -1,9 +1,6 @@
 """Conversion of backbone features to tokens [B, N, C], and its validation on the meta device."""
 
-import copy
-import inspect
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,6 +22,12 @@ def norm_behind_pooling(network: Any) -> str | None:
         except AttributeError:
             continue
     return None
+
+
+def classifier_paths(network: Any) -> tuple[str, ...]:
+    """Return the paths of the classifiers of a timm network. Distilled networks have two."""
+    paths = getattr(network, "pretrained_cfg", {}).get("classifier") or ()
+    return (paths,) if isinstance(paths, str) else tuple(paths)
 
 
 def timm_tokens(network: Any, images: Tensor, *, norm_path: str | None) -> Tensor:
@@ -58,39 +61,6 @@ def as_tokens(network: Any, features: Any, *, norm_path: str | None) -> Tensor:
     if channels_last:
         return features.flatten(1, 2)
     return features.flatten(2).transpose(1, 2)
-
-
-def stage_maps(network: Any, images: Tensor, stages: Sequence[int] | None) -> tuple[Any, list[Any]]:
-    """Return the features of a timm network, and the maps [B, C_i, H_i, W_i] of its stages.
-
-    `stages` are indices of `forward_intermediates`; None returns all stages.
-    """
-    options = {}
-    # Without this option, EfficientNets return only the stages before a change of the resolution.
-    if "extra_blocks" in inspect.signature(network.forward_intermediates).parameters:
-        options["extra_blocks"] = True
-    features, maps = network.forward_intermediates(images, indices=stages, **options)
-    return features, maps
-
-
-def earlier_stages(network: Any, image_shape: tuple[int, ...], count: int) -> dict[int, int]:
-    """Return the indices and widths of the last stages before the features, the last one first.
-
-    The result has at most `count` stages. It is empty for networks without feature maps.
-    """
-    if not hasattr(network, "forward_intermediates"):
-        return {}
-    meta = copy.deepcopy(network).to("meta").eval()
-    with torch.no_grad():
-        features, maps = stage_maps(meta, torch.empty(1, *image_shape, device="meta"), None)
-    if not isinstance(features, Tensor) or features.ndim != 4:
-        return {}
-    widths: dict[int, int] = {}
-    for index, stage in reversed(list(enumerate(maps))):
-        # The last stage of a ResNet is its output, whose mean is a separate block.
-        if stage is not features and len(widths) < count:
-            widths[index] = stage.shape[1]
-    return widths
 
 
 def check_patches(network: Any, tokens: Tensor) -> None:
