@@ -184,11 +184,9 @@ def recognize(
 ) -> Roles:
     """Return the roles of the columns of a table.
 
-    Args:
-        sheet: The table.
-        rules: Settings, which have precedence over the names of the columns.
-        classes: Names of the classes, if they are given. They also identify class columns.
-        label_columns: Possible names of the column of labels, see `simple_name`.
+    The settings in `rules` have precedence over the names of the columns. Given `classes` also
+    identify class columns. `label_columns` are possible names of the column of labels, as returned
+    by `simple_name`.
 
     Raises:
         DataError: If a column is missing, or its role is ambiguous.
@@ -464,14 +462,8 @@ def named_labels(
     """Return the labels of a table with names of classes in its cells, and the classes.
 
     If the table has a column of negatives, a class in neither column is unknown (-1). Otherwise all
-    classes that are not named are absent (0).
-
-    Args:
-        sheet: The table.
-        roles: The roles of its columns.
-        rules: Settings of the cells.
-        classes: Names of the classes in order. None uses the sorted names in the table.
-        exclusive: Whether each image has exactly one label.
+    classes that are not named are absent (0). Without `classes`, the sorted names in the table are
+    the classes. With `exclusive`, each image has exactly one label.
 
     Raises:
         DataError: If a cell is not a list of names, or its separator is ambiguous.
@@ -598,13 +590,7 @@ def _find_separator(sheet: Sheet, texts: Sequence[str], given: frozenset[str]) -
 
 
 def _separates(texts: Sequence[str], sign: str, given: frozenset[str]) -> bool | None:
-    """Return whether a character separates names in cells, or None if this cannot be decided.
-
-    Args:
-        texts: Cells of text.
-        sign: The character.
-        given: Names of the given classes.
-    """
+    """Return whether a character separates names in cells, or None if this cannot be decided."""
     if not any(sign in text for text in texts):
         return False
     cells = [[part.strip() for part in text.split(sign) if part.strip()] for text in texts]

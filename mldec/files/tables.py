@@ -153,14 +153,8 @@ def text_chunks(
 ) -> Iterator["DataFrame"]:
     """Yield the rows of delimited text in chunks, with cells of text; see `read_table`.
 
-    There is at least one chunk, so that the columns of an empty table are known.
-
-    Args:
-        source: Name of the file, for messages.
-        file: The file.
-        known: See `read_table`.
-        encoding: See `read_table`.
-        errors: Handling of invalid bytes, as in `open`.
+    There is at least one chunk, so that the columns of an empty table are known. `source` is the
+    name of the file for messages, and `errors` the handling of invalid bytes, as in `open`.
     """
     import pandas
 
@@ -226,12 +220,7 @@ def decoded(file: IO[bytes], encoding: str = "utf-8", errors: str = "strict") ->
 def _open(
     file: IO[bytes], known: Collection[str], encoding: str, errors: str
 ) -> tuple[io.TextIOWrapper, list[str], str, int]:
-    """Read the header of delimited text.
-
-    Returns:
-        The text after the header, the names of the columns, the delimiter, and the number of the
-        first row after the header.
-    """
+    """Return the text after the header, the columns, the delimiter, and the next row number."""
     text = decoded(file, encoding, errors)
     filled = ((number, line) for number, line in enumerate(text, 1) if line.strip())
     number, line = next(filled, (1, "path"))

@@ -61,6 +61,14 @@ def targets(split: Split) -> list[list[int]]:
     return [fixed_sample(split.dataset, index)[1].tolist() for index in range(len(split.dataset))]
 
 
+def by_name(*splits: Split) -> dict[str, list[int]]:
+    """Return the target of each image of some splits by its file name."""
+    found = {}
+    for split in splits:
+        found.update(zip(names(split), targets(split), strict=True))
+    return found
+
+
 def versions(dataset: ImageDataset, index: int = 0) -> set[bytes]:
     """Return the different pixels of an image that is loaded with eight seeds."""
     loaded = [dataset.load(index, SampleRandom(seed))[0] for seed in range(8)]

@@ -263,12 +263,9 @@ def studio_address(prefix: str, path: str) -> str:
 def studio_tasks(rows: Iterable[Mapping[str, Any]], prefix: str) -> Iterator[dict[str, Any]]:
     """Yield Label Studio tasks with predictions, for images without an error.
 
-    The tasks match Label Studio's template for image classification, where the image is `image` and
-    the choices are `choice`. The score of a prediction is the lowest score of its classes.
-
-    Args:
-        rows: Rows with `image`, and `error` or the lists `classes` and `scores`.
-        prefix: Text before the paths of the images.
+    The names are those of the template for image classification: choices called `choice` of an
+    image called `image`. The score of a prediction is the lowest score of its classes. A row has
+    `image`, and `error` or the lists `classes` and `scores`. `prefix` precedes the paths.
     """
     names = {"from_name": "choice", "to_name": "image", "type": "choices"}
     for row in rows:
@@ -289,11 +286,8 @@ def cvat_tags(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> Iterat
     """Yield the text of "CVAT for images 1.1", with a tag per class of an image without an error.
 
     Tags have no scores. Names of classes have no control characters, see `name_fault`. Images with
-    characters in their names that XML cannot represent are left out with a message.
-
-    Args:
-        rows: Rows with `image`, and `error` or the list `classes`.
-        names: Names of all classes.
+    characters in their names that XML cannot represent are left out with a message. A row has
+    `image`, and `error` or the list `classes`. `names` are those of all classes.
     """
     yield '<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n'
     yield "<meta><task><labels>\n"

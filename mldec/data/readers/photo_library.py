@@ -225,7 +225,7 @@ def _label(
     Names that differ only in case are one class. For `levels` see `keywords`. `synonyms` are groups
     of names of the class of the first name.
     """
-    class_of = {}
+    class_of: dict[str, str] = {}  # by lowercase name
     for group in synonyms:
         class_of.update((name.casefold(), group[0]) for name in group)
     counts: Counter[str] = Counter()  # photos per lowercase name

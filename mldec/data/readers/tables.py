@@ -157,13 +157,7 @@ def csv_table(
 
 
 class _Splits:
-    """The rows of a table by their split.
-
-    Attributes:
-        counts: Number of images of each split, "" for images without one.
-        val: Name of the validation split in the table.
-        holds_out: Whether the validation images are a part of the training images.
-    """
+    """The rows of a table by their split. The name of the split of other images is ""."""
 
     def __init__(self, annotations: Annotations, train: str, val: str, *, by_number: bool) -> None:
         self._names = annotations.splits
@@ -172,8 +166,9 @@ class _Splits:
         self.counts = Counter(self._names.tolist()) + Counter(annotations.others)
         self._train = find_split(train, self.counts)
         self.val = find_split(val, self.counts)
-        # If the table has another split, such as test, the user must choose, because a test split
-        # must not become the validation split.
+        # Without a validation split, a part of the training images is held out. If the table has
+        # another split, such as test, the user must choose, because a test split must not become
+        # the validation split.
         self.holds_out = self.val not in self.counts and not set(self.counts) - {self._train, ""}
 
     def rows(self, part: str) -> np.ndarray:
@@ -505,10 +500,7 @@ def to_csv(table: Table, splits: np.ndarray) -> str:
     """Return a table as CSV. `csv_table` reads the same images and labels from it.
 
     Classes without a label are not in the CSV, so `data.classes` is needed to keep their order.
-
-    Args:
-        table: Images and labels.
-        splits: Name of the split of each image, text [N], or "" if it has none.
+    `splits` has the name of the split of each image, text [N], or "" if it has none.
     """
     default = table.labels.default
     is_partial = default == -1 or -1 in table.labels.values

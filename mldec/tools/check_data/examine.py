@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from PIL import Image
 from torch.nn.functional import normalize
@@ -369,6 +368,7 @@ def nearest_classes(train: Classes, val: Classes, k: int = 3) -> dict[str, list[
     """Return the k training classes with the highest cosine similarity to each unseen class."""
     if val.word_vectors is None:
         return {}
+    import pandas as pd
 
     names = np.asarray(val.names)
     is_seen = np.isin(names, train.names)

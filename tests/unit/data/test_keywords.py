@@ -77,29 +77,47 @@ def test_all_lists_of_both_sidecars_and_of_the_file_are_merged(photo):
     assert {"Places", "Places/Paris", "Oak", "sea"} <= keywords.names()
 
 
-def test_flat_copies_and_parents_are_the_same_keyword(photo):
-    keywords = read(
-        photo,
-        ("lr:hierarchicalSubject", ["Places", "Places|France", "Places|France|Paris"]),
-        ("digiKam:TagsList", ["Places/France/Paris"]),
-        ("dc:subject", ["Paris", "France", "Places", "Places|France|Paris", " red\n  car ", ""]),
-    )
-    assert keywords.content == (("Places", "France", "Paris"), ("red car",))
+LIGHTROOM, DIGIKAM, FLAT = "lr:hierarchicalSubject", "digiKam:TagsList", "dc:subject"
+NESTED = "<dc:relation><rdf:Description><dc:subject>x</dc:subject></rdf:Description></dc:relation>"
+LISTS = {
+    "copies and parents": (
+        [
+            (LIGHTROOM, ["Places", "Places|France", "Places|France|Paris"]),
+            (DIGIKAM, ["Places/France/Paris"]),
+            (FLAT, ["Paris", "France", "Places", "Places|France|Paris", " red\n  car ", ""]),
+        ],
+        (("Places", "France", "Paris"), ("red car",)),
+    ),
+    "separators in names": (
+        [
+            (FLAT, ["AC/DC", "a, b", "c; d", "e/f"]),
+            (LIGHTROOM, ["Music|AC/DC"]),
+            (DIGIKAM, ["Music/AC/DC"]),
+        ],
+        (("Music", "AC/DC"), ("a, b",), ("c; d",), ("e/f",)),
+    ),
+    "accents of macOS": (
+        [(FLAT, ["cafe\u0301"]), (DIGIKAM, ["Food/caf\u00e9"])],
+        (("Food", "caf\u00e9"),),
+    ),
+    "two and nested lists": (
+        [(FLAT, ["a"]), (FLAT, ["b"]), "<dc:subject>c</dc:subject>", NESTED],
+        (("a",), ("b",), ("c",)),
+    ),
+    "case of people": (
+        [(FLAT, ["anna", "DORA", "sea"]), ("Iptc4xmpExt:PersonInImage", ["Anna", "Dora"])],
+        (("sea",),),
+    ),
+    "levels in a flat list": (
+        [(FLAT, ["Places|Paris", "Paris", "a, b"])],
+        (("Places", "Paris"), ("a, b",)),
+    ),
+}
 
 
-def test_separators_in_names_are_kept(photo):
-    keywords = read(
-        photo,
-        ("dc:subject", ["AC/DC", "a, b", "c; d", "e/f"]),
-        ("lr:hierarchicalSubject", ["Music|AC/DC"]),
-        ("digiKam:TagsList", ["Music/AC/DC"]),
-    )
-    assert keywords.content == (("Music", "AC/DC"), ("a, b",), ("c; d",), ("e/f",))
-
-
-def test_accents_of_macos_are_normalized(photo):
-    keywords = read(photo, ("dc:subject", ["cafe\u0301"]), ("digiKam:TagsList", ["Food/caf\u00e9"]))
-    assert keywords.content == (("Food", "caf\u00e9"),)
+@pytest.mark.parametrize(("lists", "content"), LISTS.values(), ids=LISTS)
+def test_lists_have_one_content(photo, lists, content):
+    assert read(photo, *lists).content == content
 
 
 def test_people_and_albums_are_separate(photo):
@@ -144,18 +162,6 @@ def test_own_keywords_and_their_copies_are_no_labels(photo):
         ("mldec:keywords", ["Auto/dog", "Auto|sky"]),
     )
     assert set(keywords.content) == {("Pets", "dog"), ("sea",), ("Pets", "cat")}
-
-
-def test_two_lists_and_nested_lists(photo):
-    nested = "<dc:relation><rdf:Description><dc:subject>other</dc:subject></rdf:Description>"
-    keywords = read(
-        photo,
-        ("dc:subject", ["a"]),
-        ("dc:subject", ["b"]),
-        "<dc:subject>c</dc:subject>",
-        f"{nested}</dc:relation>",
-    )
-    assert keywords.content == (("a",), ("b",), ("c",))
 
 
 BOMB = '<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]>'
@@ -241,20 +247,6 @@ def test_people_in_every_list_separator_and_case(photo, root, separator, name):
     keywords = read(photo, (name, [text, "sea"]))
     assert keywords.content == (("sea",),)
     assert keywords.people == ((root, "Anna Smith"),)
-
-
-def test_names_of_people_are_compared_ignoring_case(photo):
-    keywords = read(
-        photo,
-        ("dc:subject", ["anna", "DORA", "sea"]),
-        ("Iptc4xmpExt:PersonInImage", ["Anna", "Dora"]),
-    )
-    assert keywords.content == (("sea",),)
-
-
-def test_pipe_in_a_flat_list_separates_levels(photo):
-    keywords = read(photo, ("dc:subject", ["Places|Paris", "Paris", "a, b"]))
-    assert keywords.content == (("Places", "Paris"), ("a, b",))
 
 
 @pytest.mark.parametrize(

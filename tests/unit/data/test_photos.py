@@ -63,21 +63,6 @@ def test_photos_below_a_folder_are_found_ignoring_case(tmp_path):
         finder.find_below("x.PNG", "x")
 
 
-def test_rows_of_table_may_leave_out_the_suffix(tmp_path):
-    build = tree("csv_table", tmp_path)
-    table = build.root / "data.csv"
-    rows = "path,labels,split\na/1,dog,train\nb/4,cat,val\n"
-    table.write_text(rows)
-    data = build()
-    assert (names(data.train), names(data.val)) == (["1.png"], ["4.png"])
-    # Two rows of one photo with the same labels are joined.
-    table.write_text(rows + "a/1.png,dog,train\n")
-    assert names(build().train) == ["1.png"]
-    write_picture(build.root / "a" / "1.jpeg")
-    table.write_text(rows)
-    assert "'a/1' may be 1.jpeg or 1.png" in build.fault()
-
-
 def test_list_of_yolo_may_leave_out_the_suffix(tmp_path):
     build = tree("yolo", tmp_path)
     text = (build.root / "data.yaml").read_text().replace("../train/images", "train.txt")

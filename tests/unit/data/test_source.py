@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from readers import names
 from support import made
 
 from mldec import build
@@ -66,10 +67,6 @@ def fault(data, split="val"):
 
 def target(split, index):
     return fixed_sample(split.dataset, index)[1].tolist()
-
-
-def names(split):
-    return [Path(split.dataset.name(index)).name for index in range(len(split.dataset))]
 
 
 def test_skip_empty_is_default_of_own_data():

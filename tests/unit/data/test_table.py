@@ -3,16 +3,8 @@
 import numpy as np
 import pytest
 
-from mldec.data.labels import (
-    fixed_per_class,
-    from_dense,
-    from_entries,
-    from_single,
-    from_statements,
-    listed_positives,
-    random_drop,
-    random_positives,
-)
+from mldec.data.labels import from_dense, from_entries, from_single, from_statements
+from mldec.data.observed import fixed_per_class, listed_positives, random_drop, random_positives
 from mldec.data.table import TableBuilder, encode_paths, path_inside
 from mldec.data.types import Classes
 from mldec.errors import DataError

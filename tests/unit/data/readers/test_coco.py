@@ -94,18 +94,6 @@ def test_long_tail_list_has_ids_of_2017(build_2017, tmp_path):
     assert len(data.val.dataset) == len(build_2017().val.dataset)
 
 
-def test_labels_are_dropped_in_training_only(build):
-    whole = build(annotated_only=False)
-    for option in ({"drop_labels": 0.5}, {"keep_per_class": 1}):
-        data = build(annotated_only=False, **option)
-        thin = np.array(targets(data.train))
-        assert (thin == -1).any()
-        assert np.array_equal(thin[thin >= 0], np.array(targets(whole.train))[thin >= 0])
-        assert targets(data.val) == targets(whole.val)
-        assert names(data.train) == names(whole.train)
-    assert [(thin[:, 0] == value).sum() for value in (1, 0)] == [1, 1]
-
-
 @pytest.mark.parametrize("project", ["cells", "dog"])
 def test_roboflow_project_is_not_a_class(tmp_path, project):
     categories = [{"id": 0, "name": project, "supercategory": "none"}]

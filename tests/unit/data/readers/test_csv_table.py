@@ -5,7 +5,6 @@ import os
 import unicodedata
 
 import pytest
-import torch
 from readers import names, targets, write_picture
 from trees import CSV, tree
 
@@ -180,21 +179,6 @@ def test_names_of_validation_split_are_not_merged(write):
     assert "data.val=valid" in write(text).fault()
     assert names(write(text)(val="validation").val) == ["4.png"]
     assert names(write(text.replace("Validation", "val"))().val) == ["4.png"]
-
-
-def test_split_is_stratified_without_a_column(write, reader):
-    rows = []
-    for number in range(40):
-        write_picture(reader.root / "c" / f"{number}.png")
-        rows.append(f"c/{number}.png,{'many;few' if number < 2 else 'many'}")
-
-    write("path,labels\n" + "\n".join(rows))
-    data = reader(val_fraction=0.2)
-    assert not set(names(data.train)) & set(names(data.val))
-    assert torch.tensor(targets(data.val)).sum(0).tolist()[0] == 1
-    assert torch.tensor(targets(data.train)).sum(0).tolist()[0] == 1
-    assert names(reader(val_fraction=0.2).val) == names(data.val)
-    assert names(reader(val_fraction=0.2, split="hash").val) != names(data.val)
 
 
 def test_table_is_read_again_for_other_settings_or_another_form(write, reader):

@@ -4,21 +4,13 @@ import json
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from readers import names, targets, write_picture
+from readers import by_name, targets, write_picture
 from trees import CVAT, choices, tree
 
 from mldec.data.readers.labeling import studio_address, studio_paths
 from mldec.data.types import Classes
 from mldec.tools.predict import formats
 from mldec.tools.predict.answers import Prediction, Row, Rule
-
-
-def by_name(*splits):
-    return {
-        name: target
-        for split in splits
-        for name, target in zip(names(split), targets(split), strict=True)
-    }
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from readers import Reader, names, targets, write_picture
+from readers import Reader, by_name, names, write_picture
 from trees import YOLO_YAML, tree, write_texts
 
 from mldec.data.readers import yolo
@@ -26,10 +26,6 @@ def build(tmp_path):
     build.root = reader.root
     build.fault = reader.fault
     return build
-
-
-def by_name(split):
-    return dict(zip(names(split), targets(split), strict=True))
 
 
 def test_roboflow_export(build):
