@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import groupby, islice
@@ -31,14 +31,14 @@ from torch.export import Dim, ExportedProgram
 from torch.overrides import TorchFunctionMode
 
 from mldec import build, cli
-from mldec.checkpoint import Loaded, load_model
+from mldec.checkpoint import Loaded
 from mldec.data.photos import user_entries
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import StoredImages, picture
 from mldec.errors import CheckpointError, ConfigError, DataError, naming_errors, print_error, say
-from mldec.evaluation.class_list import check_class_options, with_classes
 from mldec.evaluation.inference import for_inference
-from mldec.evaluation.open import DEFAULT_THRESHOLD
+from mldec.evaluation.open import DEFAULT_THRESHOLD, load_checkpoint
+from mldec.evaluation.options import ModelOptions, fraction, one_of, option
 from mldec.evaluation.run import as_limits, decided, probabilities
 from mldec.evaluators.average_precision import average_precision
 from mldec.files.atomic import check_targets, replacing, to_json
@@ -60,8 +60,21 @@ MAX_DIFFERENCE = 1e-4  # of fp32 probabilities
 MAX_RESIZE_DIFFERENCE = 2e-2  # of fp32 probabilities, with resize in the graph
 MAX_MAP_CHANGE = 0.1  # of the fp16 mAP, in percentage points
 
+PRECISIONS = ("fp32", "fp16", "int8")
+
 # An image, and its labels int8 [K] (1, 0 or -1) if they are known.
 Picture = tuple[Image.Image, Tensor | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(ModelOptions):
+    """The options of the command, see `mldec export --help`."""
+
+    out: str
+    precision: str = option(one_of(*PRECISIONS), "fp32")
+    any_size: bool = False
+    verify: str | None = option(str)  # folder of images
+    threshold: float | None = option(fraction)
 
 
 class Program(nn.Module):
@@ -409,22 +422,19 @@ def verify(
     return lines
 
 
-def export(args: argparse.Namespace) -> None:
+def export(options: ExportOptions) -> None:
     """Export a checkpoint. The file is only written if its outputs are verified."""
-    out = Path(args.out)
+    out = Path(options.out)
     if out.suffix != ".onnx":
         raise ConfigError(f"{out}: the name must end in .onnx; choose another name")
-    check_targets(args.out)
-    check_class_options(args.classes, args.class_names)
+    check_targets(options.out)
     cli.require(str(out), "export", *PACKAGES)
-    if args.precision == "int8" and args.verify is None:
+    if options.precision == "int8" and options.verify is None:
         raise ConfigError("--precision int8: calibration images are missing; pass --verify FOLDER")
 
-    loaded = load_model(**cli.chosen_model(args))
-    if args.classes is not None:
-        loaded = with_classes(loaded, args.classes, args.vectors)
-    thresholds, origin = chosen_thresholds(loaded, args.threshold)
-    if args.any_size and loaded.transform.resize != "pillow":
+    loaded = load_checkpoint(options)
+    thresholds, origin = chosen_thresholds(loaded, options.threshold)
+    if options.any_size and loaded.transform.resize != "pillow":
         raise ConfigError(
             f"--any-size: the graph resizes like Pillow, but {loaded.path} was trained with "
             f"data.resize={loaded.transform.resize}; omit --any-size"
@@ -433,22 +443,22 @@ def export(args: argparse.Namespace) -> None:
     program = Program(
         loaded,
         thresholds,
-        any_size=args.any_size,
-        half=args.precision == "fp16",
-        takes_word_vectors=loaded.classes.word_vectors is not None and args.classes is None,
+        any_size=options.any_size,
+        half=options.precision == "fp16",
+        takes_word_vectors=loaded.classes.word_vectors is not None and options.classes is None,
     )
-    metadata = build_metadata(program, loaded, args)
-    model = to_onnx(program, loaded, args.checkpoint)
-    if args.precision == "int8":
-        model = quantize(model, calibration_inputs(metadata, loaded, args.verify))
-    content = serialize(model, metadata, args.out)
+    metadata = build_metadata(program, loaded, options)
+    model = to_onnx(program, loaded, options.checkpoint)
+    if options.verify is not None and options.precision == "int8":
+        model = quantize(model, calibration_inputs(metadata, loaded, options.verify))
+    content = serialize(model, metadata, options.out)
 
     # The temporary file is renamed if the differences are within the limits.
     with replacing(out) as file:
         file.write(content)
         file.flush()
-        lines = verify(OnnxFile(Path(file.name)), program, metadata, loaded, args.verify)
-    say(f"{out}: {len(content) / 1e6:.1f} MB, {args.precision}", f"decisions: {origin}", *lines)
+        lines = verify(OnnxFile(Path(file.name)), program, metadata, loaded, options.verify)
+    say(f"{out}: {len(content) / 1e6:.1f} MB, {options.precision}", f"decisions: {origin}", *lines)
 
 
 def calibration_inputs(
@@ -483,7 +493,7 @@ def chosen_thresholds(loaded: Loaded, threshold: float | None) -> tuple[list[flo
     return [DEFAULT_THRESHOLD], f"threshold {DEFAULT_THRESHOLD:g} (default), not calibrated"
 
 
-def build_metadata(program: Program, loaded: Loaded, args: argparse.Namespace) -> Metadata:
+def build_metadata(program: Program, loaded: Loaded, options: ExportOptions) -> Metadata:
     """Return the metadata of the exported file."""
 
     def normalization(name: str) -> list[float] | None:
@@ -502,10 +512,10 @@ def build_metadata(program: Program, loaded: Loaded, args: argparse.Namespace) -
         interpolation=loaded.transform.interpolation,
         resize=loaded.transform.resize,
         draft=loaded.transform.draft,
-        resizes=args.any_size,
+        resizes=options.any_size,
         mean=normalization("mean"),
         std=normalization("std"),
-        precision=args.precision,
+        precision=options.precision,
         versions=environment.installed() | {name: version(name) for name in PACKAGES},
         checkpoint={
             "file": loaded.path.name,
@@ -524,7 +534,7 @@ def parser() -> argparse.ArgumentParser:
     add("out", metavar="OUT.onnx", help="the file to write")
     add(
         "--precision",
-        choices=("fp32", "fp16", "int8"),
+        choices=PRECISIONS,
         default="fp32",
         help="number format; int8 is calibrated on the images of --verify; default: fp32",
     )
@@ -537,4 +547,4 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Run the command."""
-    cli.run_command(parser().parse_args, export)
+    cli.run_command(parser().parse_args, export, ExportOptions)

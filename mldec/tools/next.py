@@ -16,14 +16,14 @@ from mldec.checkpoint.sources import is_exported
 from mldec.data.types import ImageFiles, StoredImages
 from mldec.errors import ConfigError, DataError, print_error, say
 from mldec.evaluation.open import DEFAULT_THRESHOLD, chosen_settings
-from mldec.evaluation.options import EvalOptions
+from mldec.evaluation.options import EvalOptions, ModelOptions
 from mldec.files.atomic import STANDARD_OUTPUT, check_targets, csv_lines, named, write_texts
 from mldec.runtime.console import keep_output_clean, progress_bar
 from mldec.runtime.signals import listening
 from mldec.tools.predict import image_options, processing_options
 from mldec.tools.predict.answers import Predictor, Row, Rule, counted
 from mldec.tools.predict.decode import Item
-from mldec.tools.predict.engine import EngineOptions, TorchEngine, open_engine
+from mldec.tools.predict.engine import TorchEngine, open_engine
 from mldec.tools.predict.formats import SEPARATOR
 from mldec.tools.predict.inputs import Inputs
 
@@ -162,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
     if is_exported(args.checkpoint):
         raise ConfigError(f"{args.checkpoint}: exported files have no features; pass a checkpoint")
     inputs = Inputs(args.images, args.list, column=args.column, root=args.root)
-    engine = open_engine(EngineOptions.of(vars(args)))
+    engine = open_engine(ModelOptions.of(vars(args)))
     assert isinstance(engine, TorchEngine)
     labeled = []
     if args.skip_labeled:

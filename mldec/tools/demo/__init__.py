@@ -13,6 +13,7 @@ from ipaddress import ip_address
 
 from mldec import cli
 from mldec.errors import ConfigError, Stopped, brief, print_error, say
+from mldec.evaluation.options import ModelOptions
 
 HOST = "127.0.0.1"
 PORT = 7860
@@ -64,11 +65,11 @@ def serve(args: argparse.Namespace) -> None:
     from mldec.runtime.signals import listening
     from mldec.tools.demo.app import Predictor, create_app
     from mldec.tools.demo.photos import TrainingPhotos, read_examples
-    from mldec.tools.predict.engine import EngineOptions, open_engine
+    from mldec.tools.predict.engine import open_engine
 
     # Open the port before the model is loaded.
     with listener(args.host, args.port) as server:
-        engine = open_engine(EngineOptions.of(vars(args)), typed_classes=True)
+        engine = open_engine(ModelOptions.of(vars(args)), typed_classes=True)
         predictor = Predictor(engine, args.vectors)
         if args.training_photos is not None:
             predictor.training = TrainingPhotos(engine, args.training_photos)

@@ -5,18 +5,11 @@ be read. See docs/predicting.md, and docs/scale.md for Ray Data.
 """
 
 import argparse
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from mldec import cli, lazily
-from mldec.errors import ConfigError, suggest
+from mldec.tools.predict.options import PredictOptions
 
 __getattr__ = lazily(__name__, {"Tagger": "tagger"})
-
-# Options of the command that `mldec.load` and `Tagger` accept.
-LOAD_OPTIONS = ["weights", "image_size", "class_names", "plugin", "device", "precision", "views"]
-LOAD_OPTIONS += ["classes", "vectors", "top", "threshold", "thresholds", "compile", "engine"]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -91,6 +84,8 @@ def parser() -> argparse.ArgumentParser:
 def shard(text: str) -> tuple[int, int]:
     """Parse I/N with 0 <= I < N."""
     number, _, total = text.partition("/")
+    if number == "auto":
+        raise argparse.ArgumentTypeError(f"{text} was removed; run one process for each I/{total}")
     if not (number.isdecimal() and total.isdecimal() and int(number) < int(total)):
         raise argparse.ArgumentTypeError(f"{text} is not I/N with 0 <= I < N, such as 0/4")
     return int(number), int(total)
@@ -127,29 +122,14 @@ def processing_options(arguments: argparse.ArgumentParser) -> None:
     add("--workers", type=cli.whole, metavar="N", help="decoding processes (default: one per CPU)")
 
 
-def opened(path: str | Path, options: Mapping[str, Any], content: Any = "top") -> tuple[Any, Any]:
-    """Return the engine of a checkpoint, and the rule of its predictions."""
-    from mldec.tools.predict.answers import chosen_rule
-    from mldec.tools.predict.engine import EngineOptions, open_engine
-
-    for name in options:
-        if name not in LOAD_OPTIONS:
-            raise ConfigError(f"{name}: unknown option{suggest(name, LOAD_OPTIONS)}")
-    if isinstance(options.get("classes"), list | tuple):
-        options = {**options, "classes": ",".join(options["classes"])}
-    args = cli.parse_options(parser(), [str(path)], options)
-    engine = open_engine(EngineOptions.of(vars(args)))
-    return engine, chosen_rule(engine, content=content, top=args.top, threshold=args.threshold)
-
-
 def main() -> None:
     """Run the command."""
 
-    def work(args: argparse.Namespace) -> int:
-        # Import torch only after the arguments are parsed.
-        from mldec.tools.predict.run import PredictOptions, run
+    def work(options: PredictOptions) -> int:
+        # Import torch only after the options are checked.
+        from mldec.tools.predict.run import run
 
-        return run(PredictOptions.of(vars(args)))
+        return run(options)
 
     # Images may also follow options.
-    cli.run_command(parser().parse_intermixed_args, work)
+    cli.run_command(parser().parse_intermixed_args, work, PredictOptions)

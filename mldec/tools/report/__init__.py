@@ -6,10 +6,26 @@ whether the checkpoint is better than another one on the same images.
 
 import argparse
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from mldec import cli
 from mldec.errors import say
+from mldec.evaluation.options import EvalOptions, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(EvalOptions):
+    """The options of the command, see `mldec report --help`."""
+
+    out: str
+    compare: str | None = option(str)
+    json: str | None = option(str)
+
+    @property
+    def overrides(self) -> list[str]:
+        """The settings of both checkpoints."""
+        return ["train.fold_batchnorms=true", *super().overrides]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def report(args: argparse.Namespace) -> None:
+def report(options: ReportOptions) -> None:
     """Write the report of a checkpoint."""
     cli.require("a report", "report", "plotly")
 
@@ -40,19 +56,19 @@ def report(args: argparse.Namespace) -> None:
     from mldec.tools.report.page import render_page
 
     started = time.monotonic()
-    check_targets(html=args.out, json=args.json)
-    setup = open_checkpoint(args)
-    other = open_other(args, setup) if args.compare else None
+    check_targets(html=options.out, json=options.json)
+    setup = open_checkpoint(options)
+    other = open_other(options, options.compare, setup) if options.compare else None
     content = build_content(setup, other)
 
-    write_result(args.out, render_page(content, Path(args.out).absolute().parent))
-    if args.json:
-        write_json(args.json, report_json(content, setup))
-    size = Path(args.out).stat().st_size / 1e6
+    write_result(options.out, render_page(content, Path(options.out).absolute().parent))
+    if options.json:
+        write_json(options.json, report_json(content, setup))
+    size = Path(options.out).stat().st_size / 1e6
     seconds = time.monotonic() - started
-    say(f"{args.out}: a report on {args.checkpoint}, {size:.1f} MB, made in {seconds:.0f} s")
+    say(f"{options.out}: a report on {options.checkpoint}, {size:.1f} MB, made in {seconds:.0f} s")
 
 
 def main() -> None:
     """Run the command."""
-    cli.run_command(parser().parse_intermixed_args, report)
+    cli.run_command(parser().parse_intermixed_args, report, ReportOptions)
