@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import mldec
 from mldec.errors import ConfigError, OptionError, one_line, print_error, suggest
 from mldec.evaluation import options
-from mldec.evaluation.options import Options
+from mldec.evaluation.options import ModelOptions, Options
 from mldec.files.run_folder import check_source
 from mldec.runtime.console import to_console
 
@@ -61,7 +61,6 @@ def checked(check: Callable[..., Any]) -> Callable[..., Any]:
 
 whole = checked(options.whole)
 positive = checked(options.positive)
-fraction = checked(options.fraction)
 
 
 def option_of(name: str) -> str:
@@ -75,6 +74,22 @@ def field_names(arguments: argparse.ArgumentParser) -> set[str]:
     return {name[2:].replace("-", "_") for name in names if name.startswith("--")}
 
 
+def add_options(
+    arguments: argparse._ActionsContainer, kind: type[Options], *names: str, **changes: Any
+) -> None:
+    """Add the options of some fields. `changes` replace arguments of `add_argument`."""
+    for name in names:
+        each = kind.__dataclass_fields__[name]
+        argument = {"type": checked(each.metadata["check"]), **each.metadata["argument"], **changes}
+        if each.default is False:
+            argument["action"] = "store_true"
+            del argument["type"]
+        if "choices" in argument:
+            del argument["type"]
+        default = [] if argument.get("action") == "append" else each.default
+        arguments.add_argument(option_of(name), default=default, **argument)
+
+
 def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = False) -> None:
     """Add the checkpoint argument and the options of a model. `exported` adds .onnx files."""
     files = ", an .onnx file of mldec export" if exported else ""
@@ -85,106 +100,18 @@ def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = Fa
         "folder of a run: its calibrated.pt if made from the current best.pt, else best.pt",
     )
     add_weights_options(arguments)
-    arguments.add_argument(
-        "--image-size",
-        type=checked(options.image_side),
-        metavar="S",
-        help="pixels per side; default: the size in the checkpoint",
-    )
-    arguments.add_argument(
-        "--class-names",
-        metavar="FILE",
-        help="file with other class names, one per line, in the order of the checkpoint",
-    )
-    arguments.add_argument(
-        "--thresholds",
-        metavar="FILE",
-        help="file with one threshold per class: one number per line in the order of the "
-        "checkpoint, or a .csv file with the columns class and threshold",
-    )
-
-
-def add_views_option(arguments: argparse._ActionsContainer) -> None:
-    """Add --views to a command that scores images."""
-    arguments.add_argument(
-        "--views",
-        choices=options.VIEWS,
-        help="average the logits of two views of each image: mirrored (flip) or at two sizes",
-    )
-
-
-def add_threshold_option(arguments: argparse._ActionsContainer) -> None:
-    """Add --threshold to a command that uses the threshold of the data by default."""
-    arguments.add_argument(
-        "--threshold",
-        type=fraction,
-        help="score in [0, 1] above which a class is predicted; default: the calibrated "
-        "thresholds of the checkpoint, else data.threshold",
-    )
+    add_options(arguments, ModelOptions, "image_size", "class_names", "thresholds")
 
 
 def add_weights_options(arguments: argparse._ActionsContainer) -> None:
     """Add the options --weights and --plugin."""
-    arguments.add_argument(
-        "--weights",
-        choices=options.WEIGHTS,
-        help="averaged or raw weights of best.pt; default: the better ones",
-    )
-    arguments.add_argument(
-        "--plugin", action="append", default=[], help="third-party package that defines parts"
-    )
+    add_options(arguments, ModelOptions, "weights", "plugin")
 
 
-def add_data_options(arguments: argparse.ArgumentParser) -> None:
-    """Add settings and --precision to a command that scores the data of a checkpoint."""
+def add_settings(arguments: argparse.ArgumentParser) -> None:
+    """Add the settings of a command that scores the data of a checkpoint."""
     arguments.add_argument(
         "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
-    )
-    add_precision_option(arguments, "that of the training; on a CPU fp32")
-
-
-def add_class_options(arguments: argparse._ActionsContainer) -> None:
-    """Add the options --classes and --vectors for zero-shot models."""
-    arguments.add_argument(
-        "--classes",
-        metavar="NAMES",
-        help="other classes of a zero-shot model, separated by commas",
-    )
-    arguments.add_argument(
-        "--vectors",
-        metavar="FILE|clip:MODEL",
-        help="word vectors of --classes, or a text encoder; default: the text encoder of the "
-        "training; see DATASETS.md, Word vectors",
-    )
-
-
-def add_precision_option(arguments: argparse._ActionsContainer, default: str) -> None:
-    """Add --precision; `default` describes its default in --help."""
-    arguments.add_argument(
-        "--precision",
-        choices=options.PRECISIONS,
-        help="number format; auto: bf16 if the GPU supports it, else fp16, and fp32 on a CPU; "
-        f"default: {default}",
-    )
-
-
-def add_compile_option(arguments: argparse._ActionsContainer) -> None:
-    """Add --compile to a command that scores images."""
-    arguments.add_argument(
-        "--compile",
-        action="store_true",
-        help="compile the network with torch.compile: takes minutes, and is faster for many images",
-    )
-
-
-def add_engine_option(arguments: argparse._ActionsContainer) -> None:
-    """Add --engine to a command that scores images."""
-    arguments.add_argument(
-        "--engine",
-        choices=options.ENGINES,
-        default="auto",
-        help="program that computes the backbone on a CPU; auto: openvino if it is installed, and "
-        "for head=ridge the engine of the training",
     )
 
 

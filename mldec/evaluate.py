@@ -8,16 +8,9 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from mldec.cli import (
-    add_compile_option,
-    add_model_options,
-    add_threshold_option,
-    add_views_option,
-    command,
-    run_command,
-)
+from mldec import cli
 from mldec.errors import CheckpointError, ConfigError, say
-from mldec.evaluation.options import EvalOptions, one_of, option
+from mldec.evaluation.options import EvalOptions, option
 from mldec.evaluation.output import is_count, meaning
 from mldec.files.atomic import STANDARD_OUTPUT, check_targets, write_json, write_result
 
@@ -32,65 +25,39 @@ MOST_LISTED = 30  # with more classes, per-class values are not printed
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EvalOptions):
-    """The options of the command, see `mldec evaluate --help`."""
+    """The options of the command."""
 
-    metrics: str | None = option(one_of("all"))
-    groups: Sequence[int] | None = None
-    json: str | None = option(str)
-    csv: str | None = option(str)
-    write_classes: str | None = option(str)
+    metrics: str | None = option(
+        "all: also compute LRAP, coverage, ranking loss, one-error, AUROC, F1 per image, "
+        "exact-match ratio and Hamming loss",
+        choices=("all",),
+    )
+    groups: Sequence[int] | None = option(
+        "also compute the mAP of head, medium and tail classes, with at least HIGH, LOW to "
+        "HIGH - 1 and fewer than LOW training images; reads the training labels",
+        tuple,
+        type=int,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+    )
+    json: str | None = option("write metrics and per-class values", metavar="FILE")
+    csv: str | None = option("write one row per class", metavar="FILE")
+    write_classes: str | None = option(
+        "write the class names of the checkpoint, one per line, without an evaluation",
+        metavar="FILE",
+    )
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of `mldec evaluate`."""
-    arguments = command(
+    arguments = cli.command(
         "evaluate", "Evaluate a checkpoint on the data of its config; key=value changes settings."
     )
-    add_model_options(arguments)
-    add_views_option(arguments)
-    add_compile_option(arguments)
-
-    arguments.add_argument(
-        "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
-    )
-    add_threshold_option(arguments)
-    arguments.add_argument(
-        "--class-list",
-        metavar="FILE",
-        help="evaluate these classes of the data: one line per class with its name in the data and "
-        "synonyms, separated by semicolons (see docs/zero_shot.md)",
-    )
-    arguments.add_argument(
-        "--vectors",
-        metavar="FILE",
-        help="word vectors of the names in --class-list, or clip:MODEL:WEIGHTS",
-    )
-    arguments.add_argument(
-        "--seen",
-        metavar="FILE",
-        help="with --class-list: the training classes; default: from the checkpoint",
-    )
-    arguments.add_argument(
-        "--metrics",
-        choices=("all",),
-        help="all: also compute LRAP, coverage, ranking loss, one-error, AUROC, F1 per image, "
-        "exact-match ratio and Hamming loss",
-    )
-    arguments.add_argument(
-        "--groups",
-        nargs=2,
-        type=int,
-        metavar=("LOW", "HIGH"),
-        help="also compute the mAP of head, medium and tail classes, with at least HIGH, LOW to "
-        "HIGH - 1 and fewer than LOW training images; reads the training labels",
-    )
-    arguments.add_argument("--json", metavar="FILE", help="write metrics and per-class values")
-    arguments.add_argument("--csv", metavar="FILE", help="write one row per class")
-    arguments.add_argument(
-        "--write-classes",
-        metavar="FILE",
-        help="write the class names of the checkpoint, one per line, without an evaluation",
-    )
+    cli.add_model_options(arguments)
+    cli.add_settings(arguments)
+    names = ["views", "compile", "threshold", "class_list", "vectors", "seen"]
+    names += ["metrics", "groups", "json", "csv", "write_classes"]
+    cli.add_options(arguments, EvaluateOptions, *names)
     return arguments
 
 
@@ -221,7 +188,7 @@ def class_table(per_class: dict[str, list[float]], names: tuple[str, ...]) -> li
 
 def main() -> None:
     """Run the command."""
-    run_command(parser().parse_intermixed_args, evaluate, EvaluateOptions)
+    cli.run_command(parser().parse_intermixed_args, evaluate, EvaluateOptions)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,15 @@ from typing import Any, Self
 from mldec.errors import ConfigError, OptionError, suggest
 from mldec.runtime.devices import MAX_IMAGE_SIZE, EngineName, Precision
 
-WEIGHTS = ("ema", "raw")
-VIEWS = ("flip", "scales")
-PRECISIONS = tuple(precision.value for precision in Precision)
-ENGINES = tuple(engine.value for engine in EngineName)
+# Parts of --help.
+PRECISIONS = [precision.value for precision in Precision]
+PRECISION = (
+    "number format; auto: bf16 if the GPU supports it, else fp16, and fp32 on a CPU; default: "
+)
+THRESHOLD = (
+    "score in [0, 1] above which a class is predicted; default: the calibrated thresholds of the "
+    "checkpoint, else data.threshold"
+)
 
 
 def whole(value: Any, *, smallest: int = 0) -> int:
@@ -73,9 +78,33 @@ def split_names(value: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def option(check: Callable[[Any], Any], default: Any = None) -> Any:
-    """Return a field whose value, unless it is None, is converted by a function."""
-    return field(default=default, metadata={"check": check})
+def option(
+    text: str,
+    check: Callable[[Any], Any] = str,
+    default: Any = None,
+    *,
+    choices: Sequence[str] = (),
+    **argument: Any,
+) -> Any:
+    """Return the field of an option, for the command line and for Python.
+
+    Args:
+        text: Description in --help.
+        check: Converts a value, unless it is None. Raises ValueError or TypeError.
+        default: The default.
+        choices: The valid texts, which replace `check`.
+        argument: Other arguments of argparse's `add_argument`, such as metavar.
+    """
+    argument["help"] = text
+    if choices:
+        check = one_of(*choices)
+        argument["choices"] = choices
+    return field(default=default, metadata={"check": check, "argument": argument})
+
+
+def flag(text: str) -> Any:
+    """Return the field of an option without a value, which is False by default."""
+    return option(text, bool, False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +126,8 @@ class Options:
     def of(cls, values: Mapping[str, Any]) -> Self:
         """Return the options of a parsed command line, ignoring the values of other classes."""
         known = cls.__dataclass_fields__
-        return cls(**{name: value for name, value in values.items() if name in known})
+        given = {name: value for name, value in values.items() if value is not None}
+        return cls(**{name: given[name] for name in given if name in known})
 
     @classmethod
     def from_keywords(
@@ -122,20 +152,54 @@ class ModelOptions(Options):
     """How a model is opened: the checkpoint, its input and classes, and the computation."""
 
     checkpoint: str = field(metadata={"check": str})
-    weights: str | None = option(one_of(*WEIGHTS))
-    image_size: int | None = option(image_side)  # pixels per side; None: from the checkpoint
-    class_names: str | None = option(str)  # file with other class names
-    thresholds: str | None = option(str)  # file with one threshold per class
-    plugin: Sequence[str] = option(texts, ())  # third-party packages that define parts
-    views: str | None = option(one_of(*VIEWS))
+    weights: str | None = option(
+        "averaged or raw weights of best.pt; default: the better ones", choices=("ema", "raw")
+    )
+    plugin: Sequence[str] = option(
+        "third-party package that defines parts", texts, (), type=str, action="append"
+    )
+    image_size: int | None = option(
+        "pixels per side; default: the size in the checkpoint", image_side, metavar="S"
+    )
+    class_names: str | None = option(
+        "file with other class names, one per line, in the order of the checkpoint", metavar="FILE"
+    )
+    thresholds: str | None = option(
+        "file with one threshold per class: one number per line in the order of the "
+        "checkpoint, or a .csv file with the columns class and threshold",
+        metavar="FILE",
+    )
+    views: str | None = option(
+        "average the logits of two views of each image: mirrored (flip) or at two sizes",
+        choices=("flip", "scales"),
+    )
 
-    device: str = option(str, "auto")
-    precision: str | None = option(one_of(*PRECISIONS))
-    compile: bool = False
-    engine: str = option(one_of(*ENGINES), "auto")  # of the backbone on a CPU
+    device: str = option("auto, cpu, mps, cuda or cuda:<number>", default="auto")
+    precision: str | None = option(
+        f"{PRECISION}on a GPU that of the training if fp16 or bf16, else auto; on a CPU fp32",
+        choices=PRECISIONS,
+    )
+    compile: bool = flag(
+        "compile the network with torch.compile: takes minutes, and is faster for many images"
+    )
+    engine: str = option(
+        "program that computes the backbone on a CPU; auto: openvino if it is installed, and "
+        "for head=ridge the engine of the training",
+        default="auto",
+        choices=[engine.value for engine in EngineName],
+    )
 
-    classes: Sequence[str] | None = option(split_names)  # other classes of a zero-shot model
-    vectors: str | None = option(str)  # file of word vectors, or a text encoder
+    classes: Sequence[str] | None = option(
+        "other classes of a zero-shot model, separated by commas",
+        split_names,
+        type=str,
+        metavar="NAMES",
+    )
+    vectors: str | None = option(
+        "word vectors of --classes, or a text encoder; default: the text encoder of the "
+        "training; see DATASETS.md, Word vectors",
+        metavar="FILE|clip:MODEL",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -151,11 +215,23 @@ class EvalOptions(ModelOptions):
 
     settings: Sequence[str] = ()  # "key=value", overrides of the config
     in_memory: Any = None  # data set that is passed in Python, see `build.data`
-    threshold: float | None = option(fraction)  # score above which a class is present
+    precision: str | None = option(
+        f"{PRECISION}that of the training; on a CPU fp32", choices=PRECISIONS
+    )
+    threshold: float | None = option(THRESHOLD, fraction)
 
     # Evaluation of other classes, see `evaluation.class_list`.
-    class_list: str | None = option(str)  # file with class names
-    seen: str | None = option(str)  # file with the names of the training classes
+    class_list: str | None = option(
+        "evaluate these classes of the data: one line per class with its name in the data and "
+        "synonyms, separated by semicolons (see docs/zero_shot.md)",
+        metavar="FILE",
+    )
+    vectors: str | None = option(
+        "word vectors of the names in --class-list, or clip:MODEL:WEIGHTS", metavar="FILE"
+    )
+    seen: str | None = option(
+        "with --class-list: the training classes; default: from the checkpoint", metavar="FILE"
+    )
 
     @property
     def overrides(self) -> list[str]:

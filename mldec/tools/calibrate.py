@@ -30,7 +30,7 @@ from mldec.data.splits import fold_numbers
 from mldec.data.types import StoredImages
 from mldec.errors import ConfigError, say
 from mldec.evaluation.open import load_checkpoint, open_for_evaluation
-from mldec.evaluation.options import EvalOptions, one_of, option, positive, whole
+from mldec.evaluation.options import EvalOptions, option, positive, whole
 from mldec.evaluation.output import Results, left_out, report, same_scores, to_csv
 from mldec.evaluation.run import Scores
 from mldec.evaluators.calibration import (
@@ -81,15 +81,32 @@ def parse_objective(text: str) -> Objective:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateOptions(EvalOptions):
-    """The options of the command, see `mldec calibrate --help`."""
+    """The options of the command."""
 
-    objective: str = option(str, "f1")
-    scope: str = option(one_of("class", "global"), "class")
-    min_positives: int = option(positive, MIN_POSITIVES)
-    folds: int = option(partial(whole, smallest=2), FOLDS)
-    out: str | None = option(str)
-    json: str | None = option(str)
-    csv: str | None = option(str)
+    objective: str = option(
+        "f1 (default), precision:P, recall:R, cost:FP,FN, per_image or per_image:N", default="f1"
+    )
+    scope: str = option(
+        "scope of a threshold; default: class", default="class", choices=("class", "global")
+    )
+    min_positives: int = option(
+        f"classes with fewer positives share a threshold; default: {MIN_POSITIVES}",
+        positive,
+        MIN_POSITIVES,
+        metavar="N",
+    )
+    folds: int = option(
+        f"folds of the images for out-of-fold metrics; default: {FOLDS}",
+        partial(whole, smallest=2),
+        FOLDS,
+        metavar="N",
+    )
+    out: str | None = option(
+        "calibrated copy; default: checkpoints/calibrated.pt in the folder of the run",
+        metavar="FILE",
+    )
+    json: str | None = option("write all metrics and values per class", metavar="FILE")
+    csv: str | None = option("write one row per class", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,37 +212,9 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec calibrate`."""
     arguments = cli.command("calibrate", str(__doc__))
     cli.add_model_options(arguments)
-    cli.add_data_options(arguments)
-    add = arguments.add_argument
-    texts = "f1 (default), precision:P, recall:R, cost:FP,FN, per_image or per_image:N"
-    add("--objective", default="f1", help=texts)
-    add(
-        "--scope",
-        choices=("class", "global"),
-        default="class",
-        help="scope of a threshold; default: class",
-    )
-    add(
-        "--min-positives",
-        type=cli.positive,
-        default=MIN_POSITIVES,
-        metavar="N",
-        help=f"classes with fewer positives share a threshold; default: {MIN_POSITIVES}",
-    )
-    add(
-        "--folds",
-        type=partial(cli.whole, smallest=2),
-        default=FOLDS,
-        metavar="N",
-        help=f"folds of the images for out-of-fold metrics; default: {FOLDS}",
-    )
-    add(
-        "--out",
-        metavar="FILE",
-        help="calibrated copy; default: checkpoints/calibrated.pt in the folder of the run",
-    )
-    add("--json", metavar="FILE", help="write all metrics and values per class")
-    add("--csv", metavar="FILE", help="write one row per class")
+    cli.add_settings(arguments)
+    names = ("precision", "objective", "scope", "min_positives", "folds", "out", "json", "csv")
+    cli.add_options(arguments, CalibrateOptions, *names)
     return arguments
 
 

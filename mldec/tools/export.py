@@ -38,7 +38,7 @@ from mldec.data.types import StoredImages, picture
 from mldec.errors import CheckpointError, ConfigError, DataError, naming_errors, print_error, say
 from mldec.evaluation.inference import for_inference
 from mldec.evaluation.open import DEFAULT_THRESHOLD, load_checkpoint
-from mldec.evaluation.options import ModelOptions, fraction, one_of, option
+from mldec.evaluation.options import THRESHOLD, ModelOptions, flag, fraction, option
 from mldec.evaluation.run import as_limits, decided, probabilities
 from mldec.evaluators.average_precision import average_precision
 from mldec.files.atomic import check_targets, replacing, to_json
@@ -60,21 +60,25 @@ MAX_DIFFERENCE = 1e-4  # of fp32 probabilities
 MAX_RESIZE_DIFFERENCE = 2e-2  # of fp32 probabilities, with resize in the graph
 MAX_MAP_CHANGE = 0.1  # of the fp16 mAP, in percentage points
 
-PRECISIONS = ("fp32", "fp16", "int8")
-
 # An image, and its labels int8 [K] (1, 0 or -1) if they are known.
 Picture = tuple[Image.Image, Tensor | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(ModelOptions):
-    """The options of the command, see `mldec export --help`."""
+    """The options of the command."""
 
     out: str
-    precision: str = option(one_of(*PRECISIONS), "fp32")
-    any_size: bool = False
-    verify: str | None = option(str)  # folder of images
-    threshold: float | None = option(fraction)
+    precision: str = option(
+        "number format; int8 is calibrated on the images of --verify; default: fp32",
+        default="fp32",
+        choices=("fp32", "fp16", "int8"),
+    )
+    any_size: bool = flag("resize images in the graph")
+    verify: str | None = option(
+        "compare file and checkpoint on the images of a folder", metavar="FOLDER"
+    )
+    threshold: float | None = option(THRESHOLD, fraction)
 
 
 class Program(nn.Module):
@@ -530,18 +534,9 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec export`."""
     arguments = cli.command("export", str(__doc__))
     cli.add_model_options(arguments)
-    add = arguments.add_argument
-    add("out", metavar="OUT.onnx", help="the file to write")
-    add(
-        "--precision",
-        choices=PRECISIONS,
-        default="fp32",
-        help="number format; int8 is calibrated on the images of --verify; default: fp32",
-    )
-    add("--any-size", action="store_true", help="resize images in the graph")
-    add("--verify", metavar="FOLDER", help="compare file and checkpoint on the images of a folder")
-    cli.add_threshold_option(arguments)
-    cli.add_class_options(arguments)
+    arguments.add_argument("out", metavar="OUT.onnx", help="the file to write")
+    names = ("precision", "any_size", "verify", "threshold", "classes", "vectors")
+    cli.add_options(arguments, ExportOptions, *names)
     return arguments
 
 

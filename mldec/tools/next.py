@@ -20,7 +20,7 @@ from mldec.evaluation.options import EvalOptions, ModelOptions
 from mldec.files.atomic import STANDARD_OUTPUT, check_targets, csv_lines, named, write_texts
 from mldec.runtime.console import keep_output_clean, progress_bar
 from mldec.runtime.signals import listening
-from mldec.tools.predict import image_options, processing_options
+from mldec.tools.predict import add_images, add_processing
 from mldec.tools.predict.answers import Predictor, Row, Rule, counted
 from mldec.tools.predict.decode import Item
 from mldec.tools.predict.engine import TorchEngine, open_engine
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of `mldec next`."""
     arguments = cli.command("next", "Choose the images to label next.")
     cli.add_model_options(arguments)
-    image_options(arguments)
+    add_images(arguments)
     labeled = arguments.add_argument_group("labeled images")
     labeled.add_argument(
         "--skip-labeled",
@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
         help="CSV table, best image first: image, score, and the most uncertain classes with their "
         "scores; default: standard output",
     )
-    processing_options(arguments)
+    add_processing(arguments)
     return arguments
 
 

@@ -26,9 +26,10 @@ def parser() -> argparse.ArgumentParser:
     arguments = cli.command("demo", str(__doc__))
     cli.add_model_options(arguments, exported=True)
     add = arguments.add_argument
-    add(
-        "--vectors",
-        metavar="FILE|clip:MODEL",
+    cli.add_options(
+        arguments,
+        ModelOptions,
+        "vectors",
         help="word vectors or text encoder for the classes that are typed into the page of a "
         "zero-shot model; default: the text encoder of the training; see DATASETS.md, Word vectors",
     )
@@ -46,11 +47,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"address to listen on; 0.0.0.0 means all networks; default: {HOST}, which only this "
         "machine can reach",
     )
-    add("--device", default="auto", help="of a checkpoint: auto, cpu, cuda or cuda:<number>")
-    cli.add_precision_option(
-        arguments, "on a GPU that of the training if fp16 or bf16, else auto; on a CPU fp32"
-    )
-    cli.add_engine_option(arguments)
+    cli.add_options(arguments, ModelOptions, "device", "precision", "engine")
     return arguments
 
 

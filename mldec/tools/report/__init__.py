@@ -16,11 +16,16 @@ from mldec.evaluation.options import EvalOptions, option
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions(EvalOptions):
-    """The options of the command, see `mldec report --help`."""
+    """The options of the command."""
 
-    out: str
-    compare: str | None = option(str)
-    json: str | None = option(str)
+    compare: str | None = option(
+        "another checkpoint with the same classes; the options apply to both checkpoints",
+        metavar="OTHER",
+    )
+    out: str = option("the report, an HTML file", default="", metavar="FILE", required=True)
+    json: str | None = option(
+        "write metrics and per-class values with their intervals", metavar="FILE"
+    )
 
     @property
     def overrides(self) -> list[str]:
@@ -32,17 +37,9 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of `mldec report`."""
     arguments = cli.command("report", str(__doc__))
     cli.add_model_options(arguments)
-    cli.add_views_option(arguments)
-    cli.add_data_options(arguments)
-    cli.add_threshold_option(arguments)
-    add = arguments.add_argument
-    add(
-        "--compare",
-        metavar="OTHER",
-        help="another checkpoint with the same classes; the options apply to both checkpoints",
-    )
-    add("--out", metavar="FILE", required=True, help="the report, an HTML file")
-    add("--json", metavar="FILE", help="write metrics and per-class values with their intervals")
+    cli.add_settings(arguments)
+    names = ("views", "precision", "threshold", "compare", "out", "json")
+    cli.add_options(arguments, ReportOptions, *names)
     return arguments
 
 
