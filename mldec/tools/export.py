@@ -371,15 +371,7 @@ def compare(
 
     found = torch.cat(file_scores)
     expected = torch.cat(checkpoint_scores)
-    difference = (found - expected).abs().max().item()
-    limit = MAX_DIFFERENCE
-    if metadata.resizes:
-        limit = MAX_RESIZE_DIFFERENCE
-    if not math.isfinite(difference) or (metadata.precision == "fp32" and difference > limit):
-        raise CheckpointError(
-            f"{source}: probabilities of file and checkpoint differ by {difference:.1e} (limit "
-            f"{limit:g}), so the file was not written; pass another --precision or report this"
-        )
+    difference = check_difference(found, expected, metadata, source)
     share = 100 * torch.cat(equal).float().mean().item()
     summary = (
         f"{len(found)} {source}: largest difference of probabilities {difference:.1e}, "
@@ -396,6 +388,20 @@ def compare(
             f"{MAX_MAP_CHANGE:g}), so the file was not written; pass --precision fp32"
         )
     return f"{summary}, mAP {file_map:.3f} (checkpoint: {checkpoint_map:.3f})"
+
+
+def check_difference(found: Tensor, expected: Tensor, metadata: Metadata, source: str) -> float:
+    """Return the largest difference of probabilities. Raises CheckpointError above the limit."""
+    difference = (found - expected).abs().max().item()
+    limit = MAX_DIFFERENCE
+    if metadata.resizes:
+        limit = MAX_RESIZE_DIFFERENCE
+    if not math.isfinite(difference) or (metadata.precision == "fp32" and difference > limit):
+        raise CheckpointError(
+            f"{source}: probabilities of file and checkpoint differ by {difference:.1e} (limit "
+            f"{limit:g}), so the file was not written; pass another --precision or report this"
+        )
+    return difference
 
 
 def _batches(pictures: Iterable[Picture], *, any_size: bool) -> Iterator[list[Picture]]:

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -29,7 +29,7 @@ from mldec.files.torch_files import sha256_of
 from mldec.names import format_list
 from mldec.runtime.console import keep_output_clean, progress_bar
 from mldec.runtime.signals import StopRequest, listening
-from mldec.tools.heat_maps import fonts, missing_glyphs
+from mldec.tools.heat_maps import Font, fonts, missing_glyphs
 from mldec.tools.predict import formats, results, xmp
 from mldec.tools.predict.answers import (
     Pictures,
@@ -125,12 +125,7 @@ def run(options: PredictOptions) -> int:
 
     pictures = None
     if options.pictures is not None:
-        assert isinstance(engine, TorchEngine)
-        pictures = Pictures(engine, Path(options.pictures), picture_fonts)
-        missing = missing_glyphs("".join(engine.classes.names), picture_fonts[0])
-        if missing:
-            fault = f"the font has no glyphs for {format_list(missing)} of the class names"
-            print_error(f"--pictures: {fault}; pass --font FILE with another font")
+        pictures = open_pictures(engine, options.pictures, picture_fonts)
     predictor = Predictor(
         engine,
         rule,
@@ -154,6 +149,16 @@ def run(options: PredictOptions) -> int:
     if inputs.skipped:
         print_error(str(inputs.skipped))
     return status
+
+
+def open_pictures(engine: Engine, folder: str, fonts: Sequence[Font]) -> Pictures:
+    """Return the pictures in a folder, and report class names that the font cannot show."""
+    assert isinstance(engine, TorchEngine)
+    missing = missing_glyphs("".join(engine.classes.names), fonts[0])
+    if missing:
+        fault = f"the font has no glyphs for {format_list(missing)} of the class names"
+        print_error(f"--pictures: {fault}; pass --font FILE with another font")
+    return Pictures(engine, Path(folder), fonts)
 
 
 def check_options(options: PredictOptions, *, is_streamed: bool) -> None:

@@ -83,6 +83,11 @@ def test_error_of_the_command_names_the_option(words, named, cli, here):
     assert error.count("\n") == 1
 
 
+def test_names_in_a_list_may_contain_commas():
+    options = ModelOptions(checkpoint="a.pt", classes=["table, wooden", " cat "])
+    assert options.classes == ("table, wooden", "cat")
+
+
 def test_precision_is_a_setting_of_an_evaluation():
     options = EvalOptions(checkpoint="a.pt", settings=["data.root=x"], precision="bf16")
     assert options.overrides == ["data.root=x", "train.precision=bf16"]
