@@ -46,12 +46,12 @@ def command(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def checked(check: Callable[..., Any]) -> Callable[..., Any]:
+def checked(check: Callable[[Any], Any]) -> Callable[[str], Any]:
     """Return the `type` of an argument that a function of `evaluation.options` converts."""
 
-    def convert(text: str, **limits: int) -> Any:
+    def convert(text: str) -> Any:
         try:
-            return check(text, **limits)
+            return check(text)
         except ValueError as error:
             # argparse would replace the text of a ValueError.
             raise argparse.ArgumentTypeError(str(error)) from error

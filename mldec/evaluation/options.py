@@ -6,6 +6,7 @@ the same error. This module does not import torch, because the command line need
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Self
 
 from mldec.errors import ConfigError, OptionError, suggest
@@ -29,9 +30,7 @@ def whole(value: Any, *, smallest: int = 0) -> int:
     return int(value)
 
 
-def positive(value: Any) -> int:
-    """Convert to an integer of at least 1."""
-    return whole(value, smallest=1)
+positive = partial(whole, smallest=1)
 
 
 def image_side(value: Any) -> int:
@@ -125,9 +124,11 @@ class Options:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         """Return the options of a parsed command line, ignoring the values of other classes."""
-        known = cls.__dataclass_fields__
-        given = {name: value for name, value in values.items() if value is not None}
-        return cls(**{name: given[name] for name in given if name in known})
+        given = {}
+        for name in cls.__dataclass_fields__.keys() & values.keys():
+            if values[name] is not None:
+                given[name] = values[name]
+        return cls(**given)
 
     @classmethod
     def from_keywords(

@@ -22,7 +22,7 @@ class ReportOptions(EvalOptions):
         "another checkpoint with the same classes; the options apply to both checkpoints",
         metavar="OTHER",
     )
-    out: str = option("the report, an HTML file", default="", metavar="FILE", required=True)
+    out: str = option("the report, an HTML file", metavar="FILE", required=True)
     json: str | None = option(
         "write metrics and per-class values with their intervals", metavar="FILE"
     )
