@@ -46,12 +46,12 @@ def command(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def checked(check: Callable[[Any], Any]) -> Callable[[str], Any]:
+def checked(check: Callable[..., Any]) -> Callable[..., Any]:
     """Return the `type` of an argument that a function of `evaluation.options` converts."""
 
-    def convert(text: str) -> Any:
+    def convert(text: str, **limits: int) -> Any:
         try:
-            return check(text)
+            return check(text, **limits)
         except ValueError as error:
             # argparse would replace the text of a ValueError.
             raise argparse.ArgumentTypeError(str(error)) from error
