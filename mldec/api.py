@@ -1,6 +1,5 @@
 """Train and predict from Python or a notebook: `mldec.fit` and `mldec.load`."""
 
-import argparse
 import hashlib
 import json
 import logging
@@ -24,7 +23,7 @@ from mldec.data.readers.hugging_face import is_dataset, is_single_label
 from mldec.data.readers.tables import find_layouts, find_tables, parse, to_csv
 from mldec.data.types import Annotations
 from mldec.errors import ConfigError, DataError, Stopped, suggest
-from mldec.evaluate import evaluate
+from mldec.evaluate import EvaluateOptions, evaluate
 from mldec.evaluate import parser as evaluate_parser
 from mldec.files.atomic import replacing
 from mldec.files.run_folder import LOG_FILE, find_checkpoint, read_facts, read_log, set_aside
@@ -32,11 +31,12 @@ from mldec.files.tables import SUFFIXES, with_index
 from mldec.names import abbreviate, given_names
 from mldec.runtime.console import console_output, to_console
 from mldec.runtime.signals import StopRequest
-from mldec.tools import calibrate, export, predict, report
+from mldec.tools import calibrate, export, report
 from mldec.tools.heat_maps import over_image
 from mldec.tools.predict.answers import Predictor, Row, Rows, chosen_rule
 from mldec.tools.predict.decode import read_item
-from mldec.tools.predict.engine import TorchEngine
+from mldec.tools.predict.engine import Engine, TorchEngine, open_engine
+from mldec.tools.predict.options import ScoringOptions
 from mldec.tools.predict.photos import is_photo, items
 from mldec.train import announce
 from mldec.train import run as train
@@ -330,7 +330,8 @@ class Run:
         settings = _words(overrides)
         if split is not None:
             settings += [f'data.val="{split}"', "data.fold=null"]
-        return self._call(evaluate_parser(), evaluate, settings, options)
+        parser = evaluate_parser()
+        return self._call(parser, evaluate, EvaluateOptions, options, settings=settings)
 
     def calibrate(self, *, overrides: Overrides = (), **options: Any) -> dict[str, Any]:
         """Fit scores and thresholds, and store calibrated.pt, which all other methods then use.
@@ -339,33 +340,43 @@ class Run:
             overrides: Settings, such as ["data.root=/data/other"].
             options: Options of the command, such as objective="f1".
         """
-        return self._call(calibrate.parser(), calibrate.calibrate, overrides, options)
+        parser = calibrate.parser()
+        kind = calibrate.CalibrateOptions
+        settings = _words(overrides)
+        return self._call(parser, calibrate.calibrate, kind, options, settings=settings)
 
     def report(
         self, out: str | Path = "report.html", *, overrides: Overrides = (), **options: Any
     ) -> Path:
         """Write an HTML report, and return its path."""
-        self._call(report.parser(), report.report, overrides, {**options, "out": str(out)})
+        fixed = {"settings": _words(overrides), "out": str(out)}
+        self._call(report.parser(), report.report, report.ReportOptions, options, **fixed)
         return Path(out)
 
     def export(self, out: str | Path = "model.onnx", **options: Any) -> Path:
         """Write an ONNX file, and return its path; see `mldec export`."""
-        self._call(export.parser(), export.export, [str(out)], options)
+        parser = export.parser()
+        self._call(parser, export.export, export.ExportOptions, options, out=str(out))
         return Path(out)
 
     def load(self, **options: Any) -> "Model":
         """Load calibrated.pt, or else the best checkpoint; see `mldec.load`."""
         return load(self.folder, **options)
 
-    def _call(self, parser: Any, work: Any, words: Overrides, options: dict[str, Any]) -> Any:
+    def _call(
+        self, parser: Any, work: Any, kind: Any, options: dict[str, Any], **fixed: Any
+    ) -> Any:
+        """Call the function of a command. `kind` is the class of its options."""
         data = options.pop("data", None)
-        if not (data is None or is_dataset(data)):
-            raise ConfigError("data: it is not a data set in memory; pass settings as overrides")
+        if data is not None:
+            if not is_dataset(data):
+                message = "it is not a data set in memory; pass settings as overrides"
+                raise ConfigError(f"data: {message}")
+            fixed["in_memory"] = data
         with console_output(verbose=options.pop("verbose", True)):
             to_console()
-            args = cli.parse_options(parser, [str(self.folder), *_words(words)], options)
-            args.in_memory = data
-            return work(args)
+            names = cli.field_names(parser)
+            return work(kind.from_keywords(options, names, checkpoint=str(self.folder), **fixed))
 
     def __repr__(self) -> str:
         text = f"folder: {self.folder}"
@@ -379,10 +390,9 @@ class Run:
 class Model:
     """A trained model that predicts the classes of photos. Created by `mldec.load`."""
 
-    def __init__(self, engine: Any, options: Mapping[str, Any]) -> None:
+    def __init__(self, engine: Engine, options: ScoringOptions) -> None:
         self._engine = engine
-        self._options = options  # batch_size, workers, top and threshold
-        _predict_args(options)  # validate
+        self._options = options
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -435,11 +445,11 @@ class Model:
         Raises:
             DataError: If a single photo cannot be read, or has an unsupported type.
         """
-        options = dict(self._options)
+        options = self._options
         if threshold is not None:
-            options["threshold"] = threshold
+            options = replace(options, threshold=threshold)
         if top is not None:
-            options["top"] = top
+            options = replace(options, top=top)
         rows = self._rows(photos, options)
         return _one_error(rows[0]) if is_photo(photos) else rows
 
@@ -493,14 +503,15 @@ class Model:
             features.append(_one_error(row).features)
         return stack(features)
 
-    def _rows(self, photos: Any, options: Mapping[str, Any], *, features: bool = False) -> Rows:
-        args = _predict_args(options)
-        rule = chosen_rule(self._engine, content="top", top=args.top, threshold=args.threshold)
+    def _rows(self, photos: Any, options: ScoringOptions, *, features: bool = False) -> Rows:
+        rule = chosen_rule(
+            self._engine, content="top", top=options.top, threshold=options.threshold
+        )
         predictor = Predictor(
             self._engine,
             rule,
-            batch_size=args.batch_size,
-            workers=args.workers,
+            batch_size=options.batch_size,
+            workers=options.workers,
             features=features,
         )
         return Rows(predictor.rows(items(photos), StopRequest()), self.classes)
@@ -537,13 +548,9 @@ def load(
     Raises:
         UserError: If an option is invalid, or the checkpoint cannot be used.
     """
-    engine, _ = predict.opened(path, options)
-    defaults = {"top": options.get("top"), "threshold": options.get("threshold")}
-    return Model(engine, {"batch_size": batch_size, "workers": workers, **defaults})
-
-
-def _predict_args(options: Mapping[str, Any]) -> argparse.Namespace:
-    return cli.parse_options(predict.parser(), ["checkpoint"], options)
+    options |= {"batch_size": batch_size, "workers": workers}
+    chosen = ScoringOptions.from_keywords(options, checkpoint=str(path))
+    return Model(open_engine(chosen), chosen)
 
 
 def _one_error(row: Row) -> Row:

@@ -29,6 +29,16 @@ class ConfigError(UserError):
     """A setting is unknown, has the wrong type, is out of range, or conflicts with another one."""
 
 
+class OptionError(ConfigError):
+    """An invalid option. The command line names it `--name`, and Python `name`."""
+
+    def __init__(self, name: str, fault: str) -> None:
+        super().__init__(name, fault)
+
+    def __str__(self) -> str:
+        return ": ".join(self.args)
+
+
 class DataError(UserError):
     """A data file or folder is missing, is damaged, or has another format."""
 

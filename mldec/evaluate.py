@@ -2,20 +2,15 @@
 
 import argparse
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from mldec.cli import (
-    add_compile_option,
-    add_model_options,
-    add_threshold_option,
-    add_views_option,
-    chosen_model,
-    command,
-    run_command,
-)
+from mldec import cli
 from mldec.errors import CheckpointError, ConfigError, say
+from mldec.evaluation.options import EvalOptions, option
 from mldec.evaluation.output import is_count, meaning
 from mldec.files.atomic import STANDARD_OUTPUT, check_targets, write_json, write_result
 
@@ -28,94 +23,70 @@ log = logging.getLogger("mldec")
 MOST_LISTED = 30  # with more classes, per-class values are not printed
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(EvalOptions):
+    """The options of the command."""
+
+    metrics: str | None = option(
+        "all: also compute LRAP, coverage, ranking loss, one-error, AUROC, F1 per image, "
+        "exact-match ratio and Hamming loss",
+        choices=("all",),
+    )
+    groups: Sequence[int] | None = option(
+        "also compute the mAP of head, medium and tail classes, with at least HIGH, LOW to "
+        "HIGH - 1 and fewer than LOW training images; reads the training labels",
+        tuple,
+        type=int,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+    )
+    json: str | None = option("write metrics and per-class values", metavar="FILE")
+    csv: str | None = option("write one row per class", metavar="FILE")
+    write_classes: str | None = option(
+        "write the class names of the checkpoint, one per line, without an evaluation",
+        metavar="FILE",
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of `mldec evaluate`."""
-    arguments = command(
+    arguments = cli.command(
         "evaluate", "Evaluate a checkpoint on the data of its config; key=value changes settings."
     )
-    add_model_options(arguments)
-    add_views_option(arguments)
-    add_compile_option(arguments)
-
-    arguments.add_argument(
-        "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
-    )
-    add_threshold_option(arguments)
-    arguments.add_argument(
-        "--class-list",
-        metavar="FILE",
-        help="evaluate these classes of the data: one line per class with its name in the data and "
-        "synonyms, separated by semicolons (see docs/zero_shot.md)",
-    )
-    arguments.add_argument(
-        "--vectors",
-        metavar="FILE",
-        help="word vectors of the names in --class-list, or clip:MODEL:WEIGHTS",
-    )
-    arguments.add_argument(
-        "--seen",
-        metavar="FILE",
-        help="with --class-list: the training classes; default: from the checkpoint",
-    )
-    arguments.add_argument(
-        "--metrics",
-        choices=("all",),
-        help="all: also compute LRAP, coverage, ranking loss, one-error, AUROC, F1 per image, "
-        "exact-match ratio and Hamming loss",
-    )
-    arguments.add_argument(
-        "--groups",
-        nargs=2,
-        type=int,
-        metavar=("LOW", "HIGH"),
-        help="also compute the mAP of head, medium and tail classes, with at least HIGH, LOW to "
-        "HIGH - 1 and fewer than LOW training images; reads the training labels",
-    )
-    arguments.add_argument("--json", metavar="FILE", help="write metrics and per-class values")
-    arguments.add_argument("--csv", metavar="FILE", help="write one row per class")
-    arguments.add_argument(
-        "--write-classes",
-        metavar="FILE",
-        help="write the class names of the checkpoint, one per line, without an evaluation",
-    )
+    cli.add_model_options(arguments)
+    cli.add_settings(arguments)
+    names = ["views", "compile", "threshold", "class_list", "vectors", "seen"]
+    names += ["metrics", "groups", "json", "csv", "write_classes"]
+    cli.add_options(arguments, EvaluateOptions, *names)
     return arguments
 
 
-def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
+def evaluate(options: EvaluateOptions) -> dict[str, Any] | None:
     """Evaluate a checkpoint, print the results and write the files.
 
     Returns:
         The content of --json. None on other ranks than 0, and with --write-classes.
     """
-    check_targets(json=args.json, csv=args.csv, txt=args.write_classes)
+    check_targets(json=options.json, csv=options.csv, txt=options.write_classes)
 
-    from mldec.checkpoint import load_model
     from mldec.data.loader import labels_of
     from mldec.evaluation import run as evaluation
-    from mldec.evaluation.open import open_for_evaluation
-    from mldec.evaluation.options import EvalOptions
+    from mldec.evaluation.open import load_checkpoint, open_for_evaluation
     from mldec.runtime import distributed
     from mldec.runtime.console import progress_bar
     from mldec.runtime.devices import memory_format
     from mldec.runtime.environment import explain_out_of_memory
 
-    loaded = load_model(**chosen_model(args))
-    if args.write_classes:
-        names = loaded.classes.names
-        if not names:
-            raise CheckpointError(
-                f"--write-classes: {args.checkpoint} has no class names; leave it out"
-            )
-        write_result(args.write_classes, "".join(f"{name}\n" for name in names))
-        if args.write_classes != STANDARD_OUTPUT:
-            say(f"wrote {len(names):,} class names of {args.checkpoint} to {args.write_classes}")
+    loaded = load_checkpoint(options)
+    if options.write_classes:
+        write_class_names(options.write_classes, loaded.classes.names, options.checkpoint)
         return None
 
-    setup = open_for_evaluation(loaded, EvalOptions.of(vars(args)))
+    setup = open_for_evaluation(loaded, options)
     config = setup.config
     device = setup.device
     classes = setup.data.val.classes
-    if args.groups and (classes.exclusive or setup.data.train.classes.names != classes.names):
+    if options.groups and (classes.exclusive or setup.data.train.classes.names != classes.names):
         raise ConfigError(
             "--groups: it requires multi-label data with equal classes in both splits; leave it out"
         )
@@ -130,13 +101,13 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
                 device=device,
                 progress=partial(progress_bar, desc="evaluate", hidden=is_hidden),
                 logit_threshold=setup.logit_threshold(),
-                compiled=args.compile,
-                all_metrics=args.metrics == "all",
+                compiled=options.compile,
+                all_metrics=options.metrics == "all",
             )
 
-        if args.groups:
+        if options.groups:
             positives = labels_of(setup.data.train).counts()
-            bounds = sorted(args.groups)
+            bounds = sorted(options.groups)
             results.metrics.update(evaluation.metrics_by_frequency(results, positives, *bounds))
         names = classes.names
         if setup.thresholds is not None:
@@ -144,31 +115,40 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
             results.per_class["threshold"] = setup.thresholds * repeats
         if not distributed.is_main():
             return None
-        return print_results(results, loaded.weights, args, names)
+        return print_results(results, loaded.weights, options, names)
+
+
+def write_class_names(out: str, names: tuple[str, ...], checkpoint: str) -> None:
+    """Write the class names of a checkpoint to a file or standard output."""
+    if not names:
+        raise CheckpointError(f"--write-classes: {checkpoint} has no class names; leave it out")
+    write_result(out, "".join(f"{name}\n" for name in names))
+    if out != STANDARD_OUTPUT:
+        say(f"wrote {len(names):,} class names of {checkpoint} to {out}")
 
 
 def print_results(
-    results: "Results", weights: str, args: argparse.Namespace, names: tuple[str, ...]
+    results: "Results", weights: str, options: EvaluateOptions, names: tuple[str, ...]
 ) -> dict[str, Any]:
     """Print the results of K classes, write --json and --csv, and return the content of --json."""
     from mldec.evaluation.output import left_out, report, to_csv
 
     for line in left_out(results.bad, results.images):
         log.warning(line)
-    say(f"{args.checkpoint} ({weights} weights) on {results.images:,} images, percent:")
+    say(f"{options.checkpoint} ({weights} weights) on {results.images:,} images, percent:")
     say(*table(results.metrics))
     if len(names) <= MOST_LISTED:
         say(*class_table(results.per_class, names))
 
-    content = report(results, weights, args.checkpoint, names)
-    if args.views:
-        content["views"] = args.views
-    if args.class_list:
-        content |= {"class_list": args.class_list, "vectors": args.vectors}
-    if args.json:
-        write_json(args.json, content)
-    if args.csv:
-        write_result(args.csv, to_csv(results, names))
+    content = report(results, weights, options.checkpoint, names)
+    if options.views:
+        content["views"] = options.views
+    if options.class_list:
+        content |= {"class_list": options.class_list, "vectors": options.vectors}
+    if options.json:
+        write_json(options.json, content)
+    if options.csv:
+        write_result(options.csv, to_csv(results, names))
     return content
 
 
@@ -208,7 +188,7 @@ def class_table(per_class: dict[str, list[float]], names: tuple[str, ...]) -> li
 
 def main() -> None:
     """Run the command."""
-    run_command(parser().parse_intermixed_args, evaluate)
+    cli.run_command(parser().parse_intermixed_args, evaluate, EvaluateOptions)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from mldec.data.sampling import SampleRandom, sample_seed
 from mldec.data.transforms import RESIZES, TrainTransform, View, as_pillow, to_tensor
 from mldec.data.types import Classes
 from mldec.errors import DataError, say
+from mldec.evaluation.options import ModelOptions
 from mldec.files.atomic import check_targets, write_json
 from mldec.model import Classifier
 from mldec.names import numbered_names
@@ -41,9 +42,9 @@ from mldec.runtime import distributed
 from mldec.runtime.devices import Precision, autocast, processors
 from mldec.runtime.environment import environment
 from mldec.runtime.signals import StopRequest
-from mldec.tools.predict import opened
-from mldec.tools.predict.answers import BATCH_SIZE, BATCH_SIZE_GPU, Predictor
+from mldec.tools.predict.answers import BATCH_SIZE, BATCH_SIZE_GPU, Predictor, chosen_rule
 from mldec.tools.predict.decode import Decoder, decoded
+from mldec.tools.predict.engine import open_engine
 from mldec.tools.predict.inputs import Inputs
 from mldec.training import step as training_step
 from mldec.training.step import Learner
@@ -492,7 +493,7 @@ def predict(args: argparse.Namespace) -> Iterator[dict[str, float]]:
     processors, and min(decode, model) with a GPU. `share` is the measured speed divided by `bound`.
     All figures are medians over the rounds, in images/s.
     """
-    engine, rule = opened(args.checkpoint, {"device": args.device})
+    engine = open_engine(ModelOptions(checkpoint=args.checkpoint, device=args.device))
     on_gpu = engine.device.type == "cuda"
     batch_size = BATCH_SIZE_GPU if on_gpu else BATCH_SIZE
     items = list(islice(Inputs([args.images]), args.count))
@@ -509,7 +510,7 @@ def predict(args: argparse.Namespace) -> Iterator[dict[str, float]]:
     batch = torch.stack((images * batch_size)[:batch_size])
     if on_gpu:
         batch = batch.pin_memory()
-    predictor = Predictor(engine, rule)
+    predictor = Predictor(engine, chosen_rule(engine, content="top"))
 
     def decode() -> None:
         for _ in decoded(items, decoder, batch_size=batch_size, workers=processors()):

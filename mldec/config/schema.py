@@ -74,6 +74,8 @@ RETIRED = {
     "train.focus_few_images": "pass loss.gamma_neg=2 if there are fewer images than classes",
     "log.classes": "run mldec report",
     "log.trackio": "pass log.wandb=true",
+    "mldec predict --merge": "join JSON Lines with cat, and other formats with pandas",
+    "mldec predict --progress": "unfinished rows are in FILE.progress, next to the result file",
     "mldec benchmark": "run python scripts/benchmark.py in a checkout",
     "head=ram_match": "pass head=gap_words or another head for word vectors",
     "mldec.heads.RAMMatch": "checkpoints of head=ram_match need commit 5852d40b",

@@ -15,7 +15,7 @@ from mldec.checkpoint.classes import ScoredClassifier, can_encode, check_queries
 from mldec.data.sampling import SampleRandom
 from mldec.data.tasks import MakeEvaluator, warn_duplicate_names
 from mldec.data.types import Classes, DataModule, ImageDataset, Split
-from mldec.errors import CheckpointError, ConfigError, DataError
+from mldec.errors import CheckpointError, ConfigError, DataError, OptionError
 from mldec.evaluation.options import EvalOptions
 from mldec.evaluators import Evaluator
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
@@ -76,41 +76,17 @@ def queries_for(
     )
 
 
-def check_class_options(classes: str | None, class_names_file: str | None) -> None:
-    """Raise ConfigError if --classes is invalid, or combined with --class-names."""
-    if classes is None:
-        return
-    class_names(classes)
-    if class_names_file is not None:
-        raise ConfigError("--classes: it cannot be combined with --class-names; leave one out")
-
-
-def class_names(text: str) -> tuple[str, ...]:
-    """Parse comma-separated class names. Raises ConfigError if there is none, or a duplicate."""
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not names:
-        raise ConfigError(f"--classes {text!r}: no class names; separate names with commas")
-
-    for name in set(names):
-        if names.count(name) > 1:
-            raise ConfigError(f"--classes: duplicate name {name!r}; pass each name once")
-    return names
-
-
 def read_classes(
-    text: str, vectors: str | None, trained: Classes | None, *, keep: bool = True
+    names: Sequence[str], vectors: str | None, trained: Classes | None, *, keep: bool = True
 ) -> Classes:
-    """Return the classes of comma-separated names; see `queries_for`."""
-    names = class_names(text)
+    """Return the classes of the option `classes`; see `queries_for`."""
     if trained is not None and trained.exclusive and len(names) < 2:
-        raise ConfigError(
-            f"--classes {names[0]!r}: the scores of this model are a softmax over the classes; "
-            f"pass at least two classes"
-        )
+        fault = f"{names[0]!r}: the scores of this model are a softmax over the classes"
+        raise OptionError("classes", f"{fault}; pass at least two classes")
     return queries_for(names, vectors, trained, option="--classes", keep=keep)
 
 
-def with_classes(loaded: Loaded, names: str, vectors: str | None) -> Loaded:
+def with_classes(loaded: Loaded, names: Sequence[str], vectors: str | None) -> Loaded:
     """Return a zero-shot model with other classes; see `read_classes`."""
     if loaded.classes.word_vectors is None:
         raise CheckpointError("--classes: it requires a zero-shot model; leave it out")

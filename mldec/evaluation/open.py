@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec import build
-from mldec.checkpoint import Loaded
+from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.classes import check_queries, scoring
 from mldec.checkpoint.state import Calibration
 from mldec.config.compose import override
@@ -20,7 +20,7 @@ from mldec.data.types import Classes, DataModule, same_images
 from mldec.errors import ConfigError
 from mldec.evaluation.frozen_features import reuse_tokens
 from mldec.evaluation.left_out import reuse_left_out
-from mldec.evaluation.options import EvalOptions
+from mldec.evaluation.options import EvalOptions, ModelOptions
 from mldec.evaluation.run import Scores, all_scores, evaluator_of
 from mldec.evaluators import Evaluator
 from mldec.evaluators.average_precision import average_precision
@@ -101,6 +101,26 @@ class EvaluationSetup:
         return tuple(classes.names[index] for index, value in pairs if 100 * value <= LEARNED_AP)
 
 
+def load_checkpoint(options: ModelOptions, device: str = "cpu") -> Loaded:
+    """Load the checkpoint of some options on a device, with the classes of the options, if any."""
+    loaded = load_model(
+        options.checkpoint,
+        options.weights,
+        image_size=options.image_size,
+        class_names=options.class_names,
+        thresholds=options.thresholds,
+        device=device,
+        plugins=options.plugin,
+        views=options.views,
+    )
+    if options.classes is None:
+        return loaded
+
+    from mldec.evaluation.class_list import with_classes
+
+    return with_classes(loaded, options.classes, options.vectors)
+
+
 def open_for_evaluation(
     loaded: Loaded, options: EvalOptions, *, calibrated: bool = True
 ) -> EvaluationSetup:
@@ -153,7 +173,7 @@ def open_for_evaluation(
 def chosen_settings(loaded: Loaded, options: EvalOptions) -> tuple[Config, build.Parts]:
     """Return the config with the settings of the command line, and its validated data part."""
     # Keep the image size of the options, because data=NAME replaces it.
-    settings = list(options.settings)
+    settings = options.overrides
     if options.image_size is not None or loaded.model.views == "scales":
         settings.insert(0, f"data.image_size={loaded.transform.image_size}")
     if options.in_memory is not None and loaded.config.data.get("_target_") != READER:

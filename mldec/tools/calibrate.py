@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from mldec import cli
-from mldec.checkpoint import Loaded, load_model
+from mldec.checkpoint import Loaded
 from mldec.checkpoint.loading import to_store
 from mldec.checkpoint.sources import local
 from mldec.checkpoint.state import Calibration, Checkpoint, in_order
@@ -29,8 +29,8 @@ from mldec.data.fingerprint import fingerprint
 from mldec.data.splits import fold_numbers
 from mldec.data.types import StoredImages
 from mldec.errors import ConfigError, say
-from mldec.evaluation.open import open_for_evaluation
-from mldec.evaluation.options import EvalOptions
+from mldec.evaluation.open import load_checkpoint, open_for_evaluation
+from mldec.evaluation.options import EvalOptions, option, positive, whole
 from mldec.evaluation.output import Results, left_out, report, same_scores, to_csv
 from mldec.evaluation.run import Scores
 from mldec.evaluators.calibration import (
@@ -77,6 +77,36 @@ def parse_objective(text: str) -> Objective:
         f"--objective {text}: unknown objective; pass f1, precision:P or recall:R (above 0, at "
         f"most 1), cost:FP,FN (above 0), or per_image or per_image:N (above 0)"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions(EvalOptions):
+    """The options of the command."""
+
+    objective: str = option(
+        "f1 (default), precision:P, recall:R, cost:FP,FN, per_image or per_image:N", default="f1"
+    )
+    scope: str = option(
+        "scope of a threshold; default: class", default="class", choices=("class", "global")
+    )
+    min_positives: int = option(
+        f"classes with fewer positives share a threshold; default: {MIN_POSITIVES}",
+        positive,
+        MIN_POSITIVES,
+        metavar="N",
+    )
+    folds: int = option(
+        f"folds of the images for out-of-fold metrics; default: {FOLDS}",
+        partial(whole, smallest=2),
+        FOLDS,
+        metavar="N",
+    )
+    out: str | None = option(
+        "calibrated copy; default: checkpoints/calibrated.pt in the folder of the run",
+        metavar="FILE",
+    )
+    json: str | None = option("write all metrics and values per class", metavar="FILE")
+    csv: str | None = option("write one row per class", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,72 +212,43 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec calibrate`."""
     arguments = cli.command("calibrate", str(__doc__))
     cli.add_model_options(arguments)
-    cli.add_data_options(arguments)
-    add = arguments.add_argument
-    texts = "f1 (default), precision:P, recall:R, cost:FP,FN, per_image or per_image:N"
-    add("--objective", default="f1", help=texts)
-    add(
-        "--scope",
-        choices=("class", "global"),
-        default="class",
-        help="scope of a threshold; default: class",
-    )
-    add(
-        "--min-positives",
-        type=cli.positive,
-        default=MIN_POSITIVES,
-        metavar="N",
-        help=f"classes with fewer positives share a threshold; default: {MIN_POSITIVES}",
-    )
-    add(
-        "--folds",
-        type=partial(cli.whole, smallest=2),
-        default=FOLDS,
-        metavar="N",
-        help=f"folds of the images for out-of-fold metrics; default: {FOLDS}",
-    )
-    add(
-        "--out",
-        metavar="FILE",
-        help="calibrated copy; default: checkpoints/calibrated.pt in the folder of the run",
-    )
-    add("--json", metavar="FILE", help="write all metrics and values per class")
-    add("--csv", metavar="FILE", help="write one row per class")
+    cli.add_settings(arguments)
+    names = ("precision", "objective", "scope", "min_positives", "folds", "out", "json", "csv")
+    cli.add_options(arguments, CalibrateOptions, *names)
     return arguments
 
 
-def calibrate(args: argparse.Namespace) -> dict[str, Any] | None:
+def calibrate(options: CalibrateOptions) -> dict[str, Any] | None:
     """Store a calibrated copy; return the content of --json, or None with --thresholds."""
-    objective = parse_objective(args.objective)
-    check_targets(json=args.json, csv=args.csv, pt=args.out)
-    args.settings += cli.precision_setting(args)
-    path = Path(args.checkpoint)
+    objective = parse_objective(options.objective)
+    check_targets(json=options.json, csv=options.csv, pt=options.out)
+    path = Path(options.checkpoint)
     if path.is_dir():
         # Calibrate best.pt of a run, not an earlier calibrated.pt.
         path = local(path)
-        args.checkpoint = str(path)
+        options = replace(options, checkpoint=str(path))
     # Hash the file before it is read, because a run may replace it meanwhile.
     source = torch_files.recorded_hash(path) if path.is_file() else None
-    loaded = load_model(**cli.chosen_model(args))
-    out = target(args.out, loaded.path)
+    loaded = load_checkpoint(options)
+    out = target(options.out, loaded.path)
     check_targets(pt=out)
 
-    if args.thresholds is None:
-        return calibrate_on_images(loaded, objective, source, args, out)
+    if options.thresholds is None:
+        return calibrate_on_images(loaded, objective, source, options, out)
 
-    if args.json or args.csv:
+    if options.json or options.csv:
         raise ConfigError("--thresholds: not supported with --json and --csv; omit them")
     assert loaded.calibration is not None
     save(out, to_store(loaded), replace(loaded.calibration, source=source))
-    say(f"{out}: a copy of {args.checkpoint} with the thresholds of {args.thresholds}")
+    say(f"{out}: a copy of {options.checkpoint} with the thresholds of {options.thresholds}")
     return None
 
 
 def calibrate_on_images(
-    loaded: Loaded, objective: Objective, source: str | None, args: argparse.Namespace, out: str
+    loaded: Loaded, objective: Objective, source: str | None, options: CalibrateOptions, out: str
 ) -> dict[str, Any]:
     """Score the validation images, fit, store the copy and print the metrics."""
-    setup = open_for_evaluation(loaded, EvalOptions.of(vars(args)), calibrated=False)
+    setup = open_for_evaluation(loaded, options, calibrated=False)
     loaded = setup.loaded
     checkpoint = to_store(loaded)
     size = setup.data.transform.image_size
@@ -264,14 +265,14 @@ def calibrate_on_images(
 
     # Zero-shot models score any classes, so they have one threshold for all classes.
     zero_shot = loaded.classes.word_vectors is not None
-    scope = "global" if zero_shot else args.scope
-    choice = Choice(objective, scope, args.min_positives, single_slope=zero_shot)
+    scope = "global" if zero_shot else options.scope
+    choice = Choice(objective, scope, options.min_positives, single_slope=zero_shot)
     # The folds do not depend on the storage of the images.
     dataset = setup.data.val.dataset
     keys = scores.indices
     if isinstance(dataset, StoredImages):
         keys = dataset.storage.keys[keys]
-    folds = fold_numbers(keys, args.folds, SEED)
+    folds = fold_numbers(keys, options.folds, SEED)
 
     names = setup.data.val.classes.names
     if loaded.classes.exclusive:
@@ -299,7 +300,7 @@ def calibrate_on_images(
         source=source,
     )
     save(out, checkpoint, calibration)
-    return print_results(outcome, calibration, scores, names, args, out)
+    return print_results(outcome, calibration, scores, names, options, out)
 
 
 def save(out: str, checkpoint: Checkpoint, calibration: Calibration) -> None:
@@ -324,7 +325,7 @@ def print_results(
     calibration: Calibration,
     scores: Scores,
     names: tuple[str, ...],
-    args: argparse.Namespace,
+    options: CalibrateOptions,
     out: str,
 ) -> dict[str, Any]:
     """Print the metrics, write --json and --csv, and return the content of --json."""
@@ -336,7 +337,7 @@ def print_results(
         fixed = "uncalibrated"
         values = f"temperature {1 / calibration.slopes[0]:.3f}"
     say(
-        f"{args.checkpoint}, {calibration.weights} weights, {calibration.images:,} images",
+        f"{options.checkpoint}, {calibration.weights} weights, {calibration.images:,} images",
         values,
         f"  {'percent':10}{'cross-fitted':>14}{'same images':>14}{fixed:>14}",
     )
@@ -344,29 +345,29 @@ def print_results(
         others = f"{outcome.fitted[name]:14.3f}{outcome.uncalibrated[name]:14.3f}"
         say(f"  {name:10}{value:14.3f}{others}")
     say(
-        f"cross-fitted: out-of-fold, {args.folds} folds; same images: in-sample (optimistic)",
-        f"{out}: a calibrated copy of {args.checkpoint}",
+        f"cross-fitted: out-of-fold, {options.folds} folds; same images: in-sample (optimistic)",
+        f"{out}: a calibrated copy of {options.checkpoint}",
     )
 
     results = Results(
         outcome.cross_fitted, outcome.per_class, calibration.images, scores.bad, confusions=None
     )
-    content = report(results, calibration.weights, args.checkpoint, names) | {
+    content = report(results, calibration.weights, options.checkpoint, names) | {
         "fitted": outcome.fitted,
         "uncalibrated": outcome.uncalibrated,
         "out": out,
         "objective": calibration.objective,
         "scope": calibration.scope,
-        "folds": args.folds,
+        "folds": options.folds,
         "temperature": None if calibration.scope else 1 / calibration.slopes[0],
     }
-    if args.json:
-        write_json(args.json, content)
-    if args.csv:
-        write_result(args.csv, to_csv(results, names))
+    if options.json:
+        write_json(options.json, content)
+    if options.csv:
+        write_result(options.csv, to_csv(results, names))
     return content
 
 
 def main() -> None:
     """Run the command."""
-    cli.run_command(parser().parse_intermixed_args, calibrate)
+    cli.run_command(parser().parse_intermixed_args, calibrate, CalibrateOptions)

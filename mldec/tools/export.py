@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import groupby, islice
@@ -31,14 +31,14 @@ from torch.export import Dim, ExportedProgram
 from torch.overrides import TorchFunctionMode
 
 from mldec import build, cli
-from mldec.checkpoint import Loaded, load_model
+from mldec.checkpoint import Loaded
 from mldec.data.photos import user_entries
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import StoredImages, picture
 from mldec.errors import CheckpointError, ConfigError, DataError, naming_errors, print_error, say
-from mldec.evaluation.class_list import check_class_options, with_classes
 from mldec.evaluation.inference import for_inference
-from mldec.evaluation.open import DEFAULT_THRESHOLD
+from mldec.evaluation.open import DEFAULT_THRESHOLD, load_checkpoint
+from mldec.evaluation.options import THRESHOLD, ModelOptions, flag, fraction, option
 from mldec.evaluation.run import as_limits, decided, probabilities
 from mldec.evaluators.average_precision import average_precision
 from mldec.files.atomic import check_targets, replacing, to_json
@@ -62,6 +62,23 @@ MAX_MAP_CHANGE = 0.1  # of the fp16 mAP, in percentage points
 
 # An image, and its labels int8 [K] (1, 0 or -1) if they are known.
 Picture = tuple[Image.Image, Tensor | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(ModelOptions):
+    """The options of the command."""
+
+    out: str
+    precision: str = option(
+        "number format; int8 is calibrated on the images of --verify; default: fp32",
+        default="fp32",
+        choices=("fp32", "fp16", "int8"),
+    )
+    any_size: bool = flag("resize images in the graph")
+    verify: str | None = option(
+        "compare file and checkpoint on the images of a folder", metavar="FOLDER"
+    )
+    threshold: float | None = option(THRESHOLD, fraction)
 
 
 class Program(nn.Module):
@@ -354,15 +371,7 @@ def compare(
 
     found = torch.cat(file_scores)
     expected = torch.cat(checkpoint_scores)
-    difference = (found - expected).abs().max().item()
-    limit = MAX_DIFFERENCE
-    if metadata.resizes:
-        limit = MAX_RESIZE_DIFFERENCE
-    if not math.isfinite(difference) or (metadata.precision == "fp32" and difference > limit):
-        raise CheckpointError(
-            f"{source}: probabilities of file and checkpoint differ by {difference:.1e} (limit "
-            f"{limit:g}), so the file was not written; pass another --precision or report this"
-        )
+    difference = check_difference(found, expected, metadata, source)
     share = 100 * torch.cat(equal).float().mean().item()
     summary = (
         f"{len(found)} {source}: largest difference of probabilities {difference:.1e}, "
@@ -379,6 +388,20 @@ def compare(
             f"{MAX_MAP_CHANGE:g}), so the file was not written; pass --precision fp32"
         )
     return f"{summary}, mAP {file_map:.3f} (checkpoint: {checkpoint_map:.3f})"
+
+
+def check_difference(found: Tensor, expected: Tensor, metadata: Metadata, source: str) -> float:
+    """Return the largest difference of probabilities. Raises CheckpointError above the limit."""
+    difference = (found - expected).abs().max().item()
+    limit = MAX_DIFFERENCE
+    if metadata.resizes:
+        limit = MAX_RESIZE_DIFFERENCE
+    if not math.isfinite(difference) or (metadata.precision == "fp32" and difference > limit):
+        raise CheckpointError(
+            f"{source}: probabilities of file and checkpoint differ by {difference:.1e} (limit "
+            f"{limit:g}), so the file was not written; pass another --precision or report this"
+        )
+    return difference
 
 
 def _batches(pictures: Iterable[Picture], *, any_size: bool) -> Iterator[list[Picture]]:
@@ -409,22 +432,19 @@ def verify(
     return lines
 
 
-def export(args: argparse.Namespace) -> None:
+def export(options: ExportOptions) -> None:
     """Export a checkpoint. The file is only written if its outputs are verified."""
-    out = Path(args.out)
+    out = Path(options.out)
     if out.suffix != ".onnx":
         raise ConfigError(f"{out}: the name must end in .onnx; choose another name")
-    check_targets(args.out)
-    check_class_options(args.classes, args.class_names)
+    check_targets(options.out)
     cli.require(str(out), "export", *PACKAGES)
-    if args.precision == "int8" and args.verify is None:
+    if options.precision == "int8" and options.verify is None:
         raise ConfigError("--precision int8: calibration images are missing; pass --verify FOLDER")
 
-    loaded = load_model(**cli.chosen_model(args))
-    if args.classes is not None:
-        loaded = with_classes(loaded, args.classes, args.vectors)
-    thresholds, origin = chosen_thresholds(loaded, args.threshold)
-    if args.any_size and loaded.transform.resize != "pillow":
+    loaded = load_checkpoint(options)
+    thresholds, origin = chosen_thresholds(loaded, options.threshold)
+    if options.any_size and loaded.transform.resize != "pillow":
         raise ConfigError(
             f"--any-size: the graph resizes like Pillow, but {loaded.path} was trained with "
             f"data.resize={loaded.transform.resize}; omit --any-size"
@@ -433,22 +453,22 @@ def export(args: argparse.Namespace) -> None:
     program = Program(
         loaded,
         thresholds,
-        any_size=args.any_size,
-        half=args.precision == "fp16",
-        takes_word_vectors=loaded.classes.word_vectors is not None and args.classes is None,
+        any_size=options.any_size,
+        half=options.precision == "fp16",
+        takes_word_vectors=loaded.classes.word_vectors is not None and options.classes is None,
     )
-    metadata = build_metadata(program, loaded, args)
-    model = to_onnx(program, loaded, args.checkpoint)
-    if args.precision == "int8":
-        model = quantize(model, calibration_inputs(metadata, loaded, args.verify))
-    content = serialize(model, metadata, args.out)
+    metadata = build_metadata(program, loaded, options)
+    model = to_onnx(program, loaded, options.checkpoint)
+    if options.verify is not None and options.precision == "int8":
+        model = quantize(model, calibration_inputs(metadata, loaded, options.verify))
+    content = serialize(model, metadata, options.out)
 
     # The temporary file is renamed if the differences are within the limits.
     with replacing(out) as file:
         file.write(content)
         file.flush()
-        lines = verify(OnnxFile(Path(file.name)), program, metadata, loaded, args.verify)
-    say(f"{out}: {len(content) / 1e6:.1f} MB, {args.precision}", f"decisions: {origin}", *lines)
+        lines = verify(OnnxFile(Path(file.name)), program, metadata, loaded, options.verify)
+    say(f"{out}: {len(content) / 1e6:.1f} MB, {options.precision}", f"decisions: {origin}", *lines)
 
 
 def calibration_inputs(
@@ -483,7 +503,7 @@ def chosen_thresholds(loaded: Loaded, threshold: float | None) -> tuple[list[flo
     return [DEFAULT_THRESHOLD], f"threshold {DEFAULT_THRESHOLD:g} (default), not calibrated"
 
 
-def build_metadata(program: Program, loaded: Loaded, args: argparse.Namespace) -> Metadata:
+def build_metadata(program: Program, loaded: Loaded, options: ExportOptions) -> Metadata:
     """Return the metadata of the exported file."""
 
     def normalization(name: str) -> list[float] | None:
@@ -502,10 +522,10 @@ def build_metadata(program: Program, loaded: Loaded, args: argparse.Namespace) -
         interpolation=loaded.transform.interpolation,
         resize=loaded.transform.resize,
         draft=loaded.transform.draft,
-        resizes=args.any_size,
+        resizes=options.any_size,
         mean=normalization("mean"),
         std=normalization("std"),
-        precision=args.precision,
+        precision=options.precision,
         versions=environment.installed() | {name: version(name) for name in PACKAGES},
         checkpoint={
             "file": loaded.path.name,
@@ -520,21 +540,12 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec export`."""
     arguments = cli.command("export", str(__doc__))
     cli.add_model_options(arguments)
-    add = arguments.add_argument
-    add("out", metavar="OUT.onnx", help="the file to write")
-    add(
-        "--precision",
-        choices=("fp32", "fp16", "int8"),
-        default="fp32",
-        help="number format; int8 is calibrated on the images of --verify; default: fp32",
-    )
-    add("--any-size", action="store_true", help="resize images in the graph")
-    add("--verify", metavar="FOLDER", help="compare file and checkpoint on the images of a folder")
-    cli.add_threshold_option(arguments)
-    cli.add_class_options(arguments)
+    arguments.add_argument("out", metavar="OUT.onnx", help="the file to write")
+    names = ("precision", "any_size", "verify", "threshold", "classes", "vectors")
+    cli.add_options(arguments, ExportOptions, *names)
     return arguments
 
 
 def main() -> None:
     """Run the command."""
-    cli.run_command(parser().parse_args, export)
+    cli.run_command(parser().parse_args, export, ExportOptions)

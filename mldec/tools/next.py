@@ -7,7 +7,8 @@ labeled images and from those chosen before. See docs/labeling.md.
 import argparse
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -20,12 +21,13 @@ from mldec.evaluation.options import EvalOptions
 from mldec.files.atomic import STANDARD_OUTPUT, check_targets, csv_lines, named, write_texts
 from mldec.runtime.console import keep_output_clean, progress_bar
 from mldec.runtime.signals import listening
-from mldec.tools.predict import image_options, processing_options
+from mldec.tools.predict import add_images, add_processing
 from mldec.tools.predict.answers import Predictor, Row, Rule, counted
 from mldec.tools.predict.decode import Item
-from mldec.tools.predict.engine import EngineOptions, TorchEngine, open_engine
+from mldec.tools.predict.engine import TorchEngine, open_engine
 from mldec.tools.predict.formats import SEPARATOR
 from mldec.tools.predict.inputs import Inputs
+from mldec.tools.predict.options import PredictOptions
 
 MOST_UNCERTAIN = 5  # classes per image in the result
 SMALLEST = 1e-7  # minimum distance of scores and thresholds from 0 and 1
@@ -36,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of `mldec next`."""
     arguments = cli.command("next", "Choose the images to label next.")
     cli.add_model_options(arguments)
-    image_options(arguments)
+    add_images(arguments)
     labeled = arguments.add_argument_group("labeled images")
     labeled.add_argument(
         "--skip-labeled",
@@ -60,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
         help="CSV table, best image first: image, score, and the most uncertain classes with their "
         "scores; default: standard output",
     )
-    processing_options(arguments)
+    add_processing(arguments)
     return arguments
 
 
@@ -152,6 +154,29 @@ def table(
         yield [named(rows[index].image)["image"], f"{uncertain[index].sum():.4f}", cell, values]
 
 
+def score(
+    predictor: Predictor, labeled: Sequence[str], inputs: Iterable[Item]
+) -> tuple[list[Row], int, int]:
+    """Score labeled images and then the input images.
+
+    Returns the rows of readable images, the number of labeled ones, and the number of errors.
+    """
+    items = chain((Item(path, path) for path in labeled), inputs)
+    rows: list[Row] = []
+    num_labeled = 0  # readable ones, which are the first rows
+    errors = 0
+    with listening() as stop:
+        bar = progress_bar(predictor.rows(items, stop), desc="next", unit=" images")
+        for number, row in enumerate(bar):
+            if row.error is not None:
+                print_error(row.error)
+                errors += 1
+                continue
+            rows.append(row)
+            num_labeled += number < len(labeled)
+    return rows, num_labeled, errors
+
+
 def run(args: argparse.Namespace) -> int:
     """Choose images and write the table; return the exit status, 1 if an image has an error."""
     check_targets(args.out)
@@ -161,8 +186,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--data: it has no effect without --skip-labeled; add it")
     if is_exported(args.checkpoint):
         raise ConfigError(f"{args.checkpoint}: exported files have no features; pass a checkpoint")
-    inputs = Inputs(args.images, args.list, column=args.column, root=args.root)
-    engine = open_engine(EngineOptions.of(vars(args)))
+    options = PredictOptions.of(vars(args))
+    inputs = Inputs(options.images, options.list, column=options.column, root=options.root)
+    engine = open_engine(options)
     assert isinstance(engine, TorchEngine)
     labeled = []
     if args.skip_labeled:
@@ -170,10 +196,8 @@ def run(args: argparse.Namespace) -> int:
     known = {os.path.realpath(path) for path in labeled}
     left_out = 0  # number of labeled input images
 
-    def candidates() -> Iterator[Item]:
+    def unlabeled() -> Iterator[Item]:
         nonlocal left_out
-        for path in labeled:
-            yield Item(path, path)
         for item in inputs:
             if item.is_file and os.path.realpath(item.path) in known:
                 left_out += 1
@@ -183,23 +207,12 @@ def run(args: argparse.Namespace) -> int:
     predictor = Predictor(
         engine,
         Rule(classes=engine.classes, content="scores"),
-        batch_size=args.batch_size,
-        workers=args.workers,
-        draft=args.draft,
+        batch_size=options.batch_size,
+        workers=options.workers,
+        draft=options.draft,
         features=True,
     )
-    rows: list[Row] = []
-    num_labeled = 0  # readable ones, which are the first rows
-    errors = 0
-    with listening() as stop:
-        bar = progress_bar(predictor.rows(candidates(), stop), desc="next", unit=" images")
-        for number, row in enumerate(bar):
-            if row.error is not None:
-                print_error(row.error)
-                errors += 1
-                continue
-            rows.append(row)
-            num_labeled += number < len(labeled)
+    rows, num_labeled, errors = score(predictor, labeled, unlabeled())
     if len(rows) == num_labeled:
         counts = f"{left_out:,} are labeled, and {errors:,} have an error"
         raise DataError(f"no image is left: {counts}; add images, or correct the errors")

@@ -13,6 +13,7 @@ from ipaddress import ip_address
 
 from mldec import cli
 from mldec.errors import ConfigError, Stopped, brief, print_error, say
+from mldec.evaluation.options import ModelOptions
 
 HOST = "127.0.0.1"
 PORT = 7860
@@ -25,9 +26,10 @@ def parser() -> argparse.ArgumentParser:
     arguments = cli.command("demo", str(__doc__))
     cli.add_model_options(arguments, exported=True)
     add = arguments.add_argument
-    add(
-        "--vectors",
-        metavar="FILE|clip:MODEL",
+    cli.add_options(
+        arguments,
+        ModelOptions,
+        "vectors",
         help="word vectors or text encoder for the classes that are typed into the page of a "
         "zero-shot model; default: the text encoder of the training; see DATASETS.md, Word vectors",
     )
@@ -45,11 +47,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"address to listen on; 0.0.0.0 means all networks; default: {HOST}, which only this "
         "machine can reach",
     )
-    add("--device", default="auto", help="of a checkpoint: auto, cpu, cuda or cuda:<number>")
-    cli.add_precision_option(
-        arguments, "on a GPU that of the training if fp16 or bf16, else auto; on a CPU fp32"
-    )
-    cli.add_engine_option(arguments)
+    cli.add_options(arguments, ModelOptions, "device", "precision", "engine")
     return arguments
 
 
@@ -64,11 +62,11 @@ def serve(args: argparse.Namespace) -> None:
     from mldec.runtime.signals import listening
     from mldec.tools.demo.app import Predictor, create_app
     from mldec.tools.demo.photos import TrainingPhotos, read_examples
-    from mldec.tools.predict.engine import EngineOptions, open_engine
+    from mldec.tools.predict.engine import open_engine
 
     # Open the port before the model is loaded.
     with listener(args.host, args.port) as server:
-        engine = open_engine(EngineOptions.of(vars(args)), typed_classes=True)
+        engine = open_engine(ModelOptions.of(vars(args)), typed_classes=True)
         predictor = Predictor(engine, args.vectors)
         if args.training_photos is not None:
             predictor.training = TrainingPhotos(engine, args.training_photos)

@@ -23,8 +23,9 @@ from torch import Tensor
 from mldec.checkpoint.classes import can_encode
 from mldec.data.images import read_image
 from mldec.errors import ConfigError, DataError, UserError, visible
-from mldec.evaluation.class_list import class_names, read_classes
+from mldec.evaluation.class_list import read_classes
 from mldec.evaluation.open import DEFAULT_THRESHOLD
+from mldec.evaluation.options import split_names
 from mldec.tools.demo.photos import Example, TrainingPhoto, TrainingPhotos
 from mldec.tools.heat_maps import heated
 from mldec.tools.pages import data_url, template
@@ -235,11 +236,14 @@ class Predictor:
                 "classes: this server only scores the classes of its model; use a zero-shot model "
                 "and mldec demo --vectors FILE"
             )
-        count = len(class_names(classes))
-        if count > MAX_CLASSES:
-            raise ConfigError(f"classes: {count:,} names; type at most {MAX_CLASSES:,}")
+        try:
+            names = split_names(classes)
+        except ValueError as error:
+            raise ConfigError(f"classes: {error}") from error
+        if len(names) > MAX_CLASSES:
+            raise ConfigError(f"classes: {len(names):,} names; type at most {MAX_CLASSES:,}")
         # Do not write the input of clients to the cache on the disk.
-        named = read_classes(classes, self._vectors, self.engine.classes, keep=False)
+        named = read_classes(names, self._vectors, self.engine.classes, keep=False)
         return self.engine.for_classes(named)
 
 

@@ -5,151 +5,55 @@ be read. See docs/predicting.md, and docs/scale.md for Ray Data.
 """
 
 import argparse
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from mldec import cli, lazily
-from mldec.errors import ConfigError, suggest
+from mldec.tools.predict.options import PredictOptions
 
 __getattr__ = lazily(__name__, {"Tagger": "tagger"})
 
-# Options of the command that `mldec.load` and `Tagger` accept.
-LOAD_OPTIONS = ["weights", "image_size", "class_names", "plugin", "device", "precision", "views"]
-LOAD_OPTIONS += ["classes", "vectors", "top", "threshold", "thresholds", "compile", "engine"]
+# The options of the results, in the order of --help.
+RESULTS = ["jsonl", "json", "csv", "label_studio", "image_prefix", "cvat", "parquet", "features"]
+RESULTS += ["overwrite", "pictures", "font", "suggest", "xmp", "xmp_parent", "xmp_undo"]
+RESULTS += ["sort", "copy"]
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec predict`."""
     arguments = cli.command("predict", "Predict the classes of images.")
     cli.add_model_options(arguments, exported=True)
-    cli.add_views_option(arguments)
-
-    image_options(arguments).add_argument(
-        "--shard",
-        type=shard,
-        default=(0, 1),
-        metavar="I/N",
-        help="predict only every N-th image, beginning with number I, from 0",
-    )
-
-    predictions = arguments.add_argument_group("predictions")
-    add = predictions.add_argument
-    add(
-        "--content",
-        choices=("top", "scores", "decisions"),
-        default="top",
-        help="the predicted classes with their scores (default), all scores, or only the names of "
-        "the predicted classes",
-    )
-    add("--top", type=cli.positive, help="maximum number of classes; without thresholds: 10")
-    add(
-        "--threshold",
-        type=cli.fraction,
-        help="minimum score, 0 to 1; default: the thresholds of the checkpoint, if any. Scores "
-        "of models trained with ASL are not probabilities unless they are calibrated",
-    )
-    cli.add_class_options(predictions)
-
-    add = arguments.add_argument_group("results").add_argument
-    add("--jsonl", metavar="FILE", help="JSON Lines; - for standard output")
-    add("--json", metavar="FILE", help="JSON list of the same rows, or -")
-    add("--csv", metavar="FILE", help="CSV table, or -")
-    add("--label-studio", metavar="FILE", help="tasks with predictions, to import; or -")
-    add(
-        "--image-prefix",
-        metavar="TEXT",
-        default="",
-        help="text before the paths in --label-studio, such as /data/local-files/?d=",
-    )
-    add("--cvat", metavar="FILE", help="tags as CVAT for images 1.1, to upload; or -")
-    add("--parquet", metavar="FILE", help="Parquet table; needs pyarrow")
-    add("--features", metavar="FILE", help="mean of the backbone's tokens: .npy, float32 [N, C]")
-    add("--overwrite", action="store_true", help="replace existing result files and start again")
-    add("--pictures", metavar="FOLDER", help="write a JPEG file with heat maps per image")
-    add("--font", metavar="FILE", help="font of --pictures, a .ttf or .otf file")
-    add("--suggest", action="store_true", help="leave out classes that are keywords of the photo")
-    add(
-        "--xmp",
-        action="store_true",
-        help="add classes that are not keywords of the photo to its sidecar, photo.jpg.xmp",
-    )
-    add("--xmp-parent", metavar="NAME", help="parent of the keywords of --xmp, such as Suggested")
-    add(
-        "--xmp-undo",
-        action="store_true",
-        help="remove all keywords that --xmp has added; needs no checkpoint",
-    )
-
-    add("--sort", metavar="FOLDER", help="add links to the photos to a folder per predicted class")
-    add("--copy", action="store_true", help="copies instead of links in the folders of --sort")
-
-    processing_options(arguments)
+    cli.add_options(arguments, PredictOptions, "views")
+    cli.add_options(add_images(arguments), PredictOptions, "shard")
+    group = arguments.add_argument_group("predictions")
+    names = ("content", "top", "threshold", "classes", "vectors")
+    cli.add_options(group, PredictOptions, *names)
+    cli.add_options(arguments.add_argument_group("results"), PredictOptions, *RESULTS)
+    add_processing(arguments)
     return arguments
 
 
-def shard(text: str) -> tuple[int, int]:
-    """Parse I/N with 0 <= I < N."""
-    number, _, total = text.partition("/")
-    if not (number.isdecimal() and total.isdecimal() and int(number) < int(total)):
-        raise argparse.ArgumentTypeError(f"{text} is not I/N with 0 <= I < N, such as 0/4")
-    return int(number), int(total)
-
-
-def image_options(arguments: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+def add_images(arguments: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add the arguments of the input images, and return their group."""
     group = arguments.add_argument_group("images")
-    add = group.add_argument
-    add("images", nargs="*", help="images, .tar files or folders")
-    add(
-        "--list",
-        metavar="FILE",
-        help="text file with one path per line (- for standard input), or a .csv or .parquet file "
-        "with a column of them; .parquet also with image files as bytes",
-    )
-    add("--column", metavar="NAME", help="column of --list (default: image, path or bytes)")
-    add("--root", metavar="FOLDER", help="folder of relative paths in --list (default: current)")
-    add("--draft", action="store_true", help="decode large JPEG files smaller: faster, less exact")
+    group.add_argument("images", nargs="*", help="images, .tar files or folders")
+    cli.add_options(group, PredictOptions, "list", "column", "root", "draft")
     return group
 
 
-def processing_options(arguments: argparse.ArgumentParser) -> None:
+def add_processing(arguments: argparse.ArgumentParser) -> None:
     """Add the options of the device and of the loader."""
-    processing = arguments.add_argument_group("processing")
-    add = processing.add_argument
-    add("--device", default="auto", help="auto, cpu, mps, cuda or cuda:<number>")
-    cli.add_precision_option(
-        processing, "on a GPU that of the training if fp16 or bf16, else auto; on a CPU fp32"
-    )
-    cli.add_compile_option(processing)
-    cli.add_engine_option(processing)
-    add("--batch-size", type=cli.positive, help="default 16, on a GPU 64")
-    add("--workers", type=cli.whole, metavar="N", help="decoding processes (default: one per CPU)")
-
-
-def opened(path: str | Path, options: Mapping[str, Any], content: Any = "top") -> tuple[Any, Any]:
-    """Return the engine of a checkpoint, and the rule of its predictions."""
-    from mldec.tools.predict.answers import chosen_rule
-    from mldec.tools.predict.engine import EngineOptions, open_engine
-
-    for name in options:
-        if name not in LOAD_OPTIONS:
-            raise ConfigError(f"{name}: unknown option{suggest(name, LOAD_OPTIONS)}")
-    if isinstance(options.get("classes"), list | tuple):
-        options = {**options, "classes": ",".join(options["classes"])}
-    args = cli.parse_options(parser(), [str(path)], options)
-    engine = open_engine(EngineOptions.of(vars(args)))
-    return engine, chosen_rule(engine, content=content, top=args.top, threshold=args.threshold)
+    group = arguments.add_argument_group("processing")
+    names = ("device", "precision", "compile", "engine", "batch_size", "workers")
+    cli.add_options(group, PredictOptions, *names)
 
 
 def main() -> None:
     """Run the command."""
 
-    def work(args: argparse.Namespace) -> int:
-        # Import torch only after the arguments are parsed.
-        from mldec.tools.predict.run import PredictOptions, run
+    def work(options: PredictOptions) -> int:
+        # Import torch only after the options are checked.
+        from mldec.tools.predict.run import run
 
-        return run(PredictOptions.of(vars(args)))
+        return run(options)
 
     # Images may also follow options.
-    cli.run_command(parser().parse_intermixed_args, work)
+    cli.run_command(parser().parse_intermixed_args, work, PredictOptions)

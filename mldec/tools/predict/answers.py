@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from mldec.data.loader import end_workers
 from mldec.data.types import Classes
-from mldec.errors import ConfigError, Stopped, printable
+from mldec.errors import OptionError, Stopped, printable
 from mldec.evaluation.run import as_limits, decided
 from mldec.evaluators.multi_label import on_device, top_k
 from mldec.files.atomic import named, replacing
@@ -19,10 +19,7 @@ from mldec.runtime.signals import DataTimeout, StopRequest
 from mldec.tools.heat_maps import Font, draw, file_name
 from mldec.tools.predict.decode import Decoded, Decoder, Item, decoded, read_item
 from mldec.tools.predict.engine import Engine, TorchEngine
-
-# Content of a row: predicted classes with their scores, the scores of all classes, or the names of
-# the classes whose scores reach their thresholds.
-Content = Literal["top", "scores", "decisions"]
+from mldec.tools.predict.options import Content
 
 TOP = 10  # number of predicted classes of a model without thresholds
 
@@ -182,16 +179,14 @@ class Rule:
 def chosen_rule(
     engine: Engine, *, content: Content, top: int | None = None, threshold: float | None = None
 ) -> Rule:
-    """Return the rule of --content, --top and --threshold, which are None if they are not given."""
+    """Return the rule of the options of the same names, which are None if they are not given."""
     stored = engine.thresholds if threshold is None else None
     rule = Rule(
         classes=engine.classes, content=content, top=top, threshold=threshold, stored=stored
     )
     if content == "decisions" and not rule.has_thresholds and not engine.classes.exclusive:
-        raise ConfigError(
-            "--content decisions: the checkpoint has no thresholds; pass --threshold, or "
-            "calibrate it with mldec calibrate"
-        )
+        remedy = "pass a threshold, or calibrate it with mldec calibrate"
+        raise OptionError("content", f"decisions: the checkpoint has no thresholds; {remedy}")
     return rule
 
 

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from mldec.backbones.openvino_backbone import recorded, uses_openvino
-from mldec.checkpoint import Loaded, load_model
+from mldec.checkpoint import Loaded
 from mldec.checkpoint.classes import can_encode, check_queries
 from mldec.checkpoint.sources import is_exported
 from mldec.data.images import check_decoder
 from mldec.data.transforms import Picture
 from mldec.data.types import Classes
-from mldec.errors import CheckpointError, ConfigError
-from mldec.evaluation.class_list import check_class_options, read_classes, with_classes
+from mldec.errors import CheckpointError, OptionError
+from mldec.evaluation.class_list import read_classes
 from mldec.evaluation.inference import for_inference
-from mldec.evaluation.open import stored_thresholds
-from mldec.evaluation.options import FromValues
+from mldec.evaluation.open import load_checkpoint, stored_thresholds
+from mldec.evaluation.options import ModelOptions
 from mldec.evaluation.run import probabilities
 from mldec.model import Classifier
 from mldec.runtime import distributed
@@ -153,85 +153,47 @@ class TorchEngine:
 Engine = TorchEngine | ExportedEngine
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions(FromValues):
-    """The options of predict and demo that select and configure an engine."""
-
-    checkpoint: str
-    # Arguments of `load_model`.
-    weights: str | None = None
-    image_size: int | None = None
-    class_names: str | None = None
-    thresholds: str | None = None
-    plugin: Sequence[str] = ()
-    views: str | None = None
-    device: str = "auto"
-
-    precision: str | None = None  # a value of `Precision`
-    compile: bool = False
-    engine: str = "auto"  # of the backbone on a CPU, see `uses_openvino`
-    classes: str | None = None  # other classes of a zero-shot model, separated by commas
-    vectors: str | None = None  # file of word vectors, or a text encoder
-
-    # Results that exported files do not provide.
-    features: str | None = None
-    pictures: str | None = None
+# Options that exported files support.
+EXPORTED = ("checkpoint", "classes", "vectors")
 
 
-def open_engine(options: EngineOptions, *, typed_classes: bool = False) -> Engine:
+def open_engine(options: ModelOptions, *, typed_classes: bool = False) -> Engine:
     """Load a checkpoint or an exported file.
 
     `typed_classes`: the user enters classes later, see `for_classes`. The model then needs no
     classes, and `options.vectors` is for the later classes.
     """
-    check_class_options(options.classes, options.class_names)
     engine: Engine
     if is_exported(options.checkpoint):
         engine = _open_exported(options, typed_classes)
     else:
         engine = _open_checkpoint(options, typed_classes)
     if typed_classes and options.vectors is not None and not engine.zero_shot:
-        raise ConfigError(f"--vectors: {options.checkpoint} is not a zero-shot model; omit it")
+        raise OptionError("vectors", f"{options.checkpoint} is not a zero-shot model; omit it")
     where = f"{engine.device} with {engine.program}"
     log.info(f"{options.checkpoint}: scoring in {engine.precision} on {where}")
     return engine
 
 
-def _open_checkpoint(options: EngineOptions, typed_classes: bool) -> TorchEngine:
-    loaded = load_model(
-        options.checkpoint,
-        options.weights,
-        image_size=options.image_size,
-        class_names=options.class_names,
-        thresholds=options.thresholds,
-        device=options.device,
-        plugins=options.plugin,
-        views=options.views,
-    )
-    if options.classes is not None:
-        loaded = with_classes(loaded, options.classes, options.vectors)
-
+def _open_checkpoint(options: ModelOptions, typed_classes: bool) -> TorchEngine:
+    loaded = load_checkpoint(options, options.device)
     needs_vectors = options.vectors is None and not can_encode(loaded.classes)
     if not loaded.classes.names and (needs_vectors or not typed_classes):
         remedy = "pass --vectors FILE" if typed_classes else "pass --classes, and --vectors"
         raise CheckpointError(f"{options.checkpoint}: class names are missing; {remedy}")
     precision = None if options.precision is None else Precision(options.precision)
     engine = EngineName(options.engine)
-    if options.compile and engine is EngineName.openvino:
-        raise ConfigError("--engine openvino: not supported with --compile; omit one")
     return TorchEngine(loaded, precision, compiled=options.compile, engine=engine)
 
 
-def _open_exported(options: EngineOptions, typed_classes: bool) -> ExportedEngine:
-    for name in EngineOptions.__dataclass_fields__:
-        value = getattr(options, name)
-        is_supported = name in ("checkpoint", "classes", "vectors") or value in ("auto", "cpu")
-        if value and not is_supported:
-            option = name.replace("_", "-")
-            raise ConfigError(
-                f"--{option}: not supported for exported files, which run on the CPU "
-                f"({options.checkpoint}); pass the checkpoint, or omit --{option}"
-            )
+def _open_exported(options: ModelOptions, typed_classes: bool) -> ExportedEngine:
+    # The command can also write features and pictures.
+    names = [each.name for each in fields(ModelOptions)] + ["features", "pictures"]
+    for name in names:
+        value = getattr(options, name, None)
+        if value and name not in EXPORTED and value not in ("auto", "cpu"):
+            fault = f"not supported for exported files, which run on the CPU ({options.checkpoint})"
+            raise OptionError(name, f"{fault}; pass the checkpoint, or omit this option")
 
     exported = OnnxFile(Path(options.checkpoint))
     metadata = exported.metadata

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from mldec.cli import require
+from mldec.cli import option_of, require
 from mldec.errors import ConfigError, DataError, print_error, say, writing
 from mldec.files.atomic import (
     STANDARD_OUTPUT,
@@ -29,10 +29,9 @@ from mldec.files.torch_files import sha256_of
 from mldec.names import format_list
 from mldec.runtime.console import keep_output_clean, progress_bar
 from mldec.runtime.signals import StopRequest, listening
-from mldec.tools.heat_maps import fonts, missing_glyphs
+from mldec.tools.heat_maps import Font, fonts, missing_glyphs
 from mldec.tools.predict import formats, results, xmp
 from mldec.tools.predict.answers import (
-    Content,
     Pictures,
     Predictor,
     Row,
@@ -41,8 +40,9 @@ from mldec.tools.predict.answers import (
     counted,
 )
 from mldec.tools.predict.decode import Item
-from mldec.tools.predict.engine import Engine, EngineOptions, TorchEngine, open_engine
+from mldec.tools.predict.engine import Engine, TorchEngine, open_engine
 from mldec.tools.predict.inputs import Inputs
+from mldec.tools.predict.options import PredictOptions
 
 log = logging.getLogger("mldec")
 
@@ -54,51 +54,10 @@ SETTINGS = ["weights", "views", "threshold", "draft", "list", "column", "root", 
 SETTINGS += ["suggest", "xmp", "xmp_parent", "image_prefix", "sort", "copy"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictOptions(EngineOptions):
-    """The options of the command, see `mldec predict --help`."""
-
-    # Input images, see `Inputs`.
-    images: Sequence[str] = ()
-    list: str | None = None
-    column: str | None = None
-    root: str | None = None
-    shard: tuple[int, int] = (0, 1)
-
-    # Predicted classes, see `Rule`.
-    content: Content = "top"
-    top: int | None = None
-    threshold: float | None = None
-
-    # Result files, see `formats`. `features` and `pictures` are options of the engine.
-    jsonl: str | None = None
-    json: str | None = None
-    csv: str | None = None
-    label_studio: str | None = None
-    image_prefix: str = ""
-    cvat: str | None = None
-    parquet: str | None = None
-    overwrite: bool = False
-    font: str | None = None  # of the pictures
-
-    # Keywords of photos, see `xmp`.
-    suggest: bool = False
-    xmp: bool = False
-    xmp_parent: str | None = None
-    xmp_undo: bool = False
-    sort: str | None = None  # folder of links to the photos, see `sort_photo`
-    copy: bool = False  # copies instead of links
-
-    # Decoding and scoring, see `Predictor`.
-    batch_size: int | None = None
-    workers: int | None = None
-    draft: bool = False
-
-    @property
-    def targets(self) -> dict[str, str]:
-        """The result files by the names of their options."""
-        values = {name: getattr(self, name) for name in FORMATS}
-        return {name: value for name, value in values.items() if value is not None}
+def targets_of(options: PredictOptions) -> dict[str, str]:
+    """Return the result files by the names of their options."""
+    values = {name: getattr(options, name) for name in FORMATS}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -139,7 +98,7 @@ def run(options: PredictOptions) -> int:
         return xmp.undo([options.checkpoint, *options.images][not is_photos :])
 
     # Check all options before the first image.
-    targets = options.targets
+    targets = targets_of(options)
     is_streamed = not targets or any(is_stream(target) for target in targets.values())
     check_options(options, is_streamed=is_streamed)
     if STANDARD_OUTPUT in targets.values():
@@ -166,12 +125,7 @@ def run(options: PredictOptions) -> int:
 
     pictures = None
     if options.pictures is not None:
-        assert isinstance(engine, TorchEngine)
-        pictures = Pictures(engine, Path(options.pictures), picture_fonts)
-        missing = missing_glyphs("".join(engine.classes.names), picture_fonts[0])
-        if missing:
-            fault = f"the font has no glyphs for {format_list(missing)} of the class names"
-            print_error(f"--pictures: {fault}; pass --font FILE with another font")
+        pictures = open_pictures(engine, options.pictures, picture_fonts)
     predictor = Predictor(
         engine,
         rule,
@@ -197,9 +151,14 @@ def run(options: PredictOptions) -> int:
     return status
 
 
-def option_of(name: str) -> str:
-    """Return the option with a name of `PredictOptions`."""
-    return f"--{name.replace('_', '-')}"
+def open_pictures(engine: Engine, folder: str, fonts: Sequence[Font]) -> Pictures:
+    """Return the pictures in a folder, and report class names that the font cannot show."""
+    assert isinstance(engine, TorchEngine)
+    missing = missing_glyphs("".join(engine.classes.names), fonts[0])
+    if missing:
+        fault = f"the font has no glyphs for {format_list(missing)} of the class names"
+        print_error(f"--pictures: {fault}; pass --font FILE with another font")
+    return Pictures(engine, Path(folder), fonts)
 
 
 def check_options(options: PredictOptions, *, is_streamed: bool) -> None:
@@ -215,7 +174,7 @@ def check_options(options: PredictOptions, *, is_streamed: bool) -> None:
             # The next command would predict the links as well.
             raise ConfigError(f"--sort {options.sort}: it is inside the photos; choose another one")
 
-    targets = options.targets
+    targets = targets_of(options)
     error = None
     if is_streamed and (len(targets) > 1 or not set(targets) <= set(TEXTS)):
         error = f"standard output or a pipe needs {' or '.join(map(option_of, TEXTS))}, and no file"
@@ -238,7 +197,7 @@ def settings(options: PredictOptions, engine: Engine, rule: Rule) -> dict[str, A
     """Return `made_with` of the record: all settings that change the result, as JSON types."""
     word_vectors = engine.classes.word_vectors
     vectors = b"" if word_vectors is None else word_vectors.numpy().tobytes()
-    files = [f"{option_of(name)} {path}" for name, path in options.targets.items()]
+    files = [f"{option_of(name)} {path}" for name, path in targets_of(options).items()]
     values = {
         "the version of the rows": results.VERSION,
         "the checkpoint": sha256_of(engine.path),
@@ -259,7 +218,7 @@ def settings(options: PredictOptions, engine: Engine, rule: Rule) -> dict[str, A
 
 def stream(job: Job) -> int:
     """Write each row immediately to the console, standard output, a pipe or a device."""
-    targets = job.options.targets
+    targets = targets_of(job.options)
     is_console = STANDARD_OUTPUT not in targets.values()
     errors = 0
 
@@ -325,7 +284,7 @@ def sort_photo(row: Row, folder: Path, *, copy: bool) -> None:
 
 def write_files(job: Job, made_with: dict[str, Any]) -> int:
     """Predict the remaining images, or those to retry, and write the result files."""
-    targets = job.options.targets
+    targets = targets_of(job.options)
     name = next(iter(targets.values()))
     with locked(Path(name + results.PROGRESS)):
         files = results.Results(targets, made_with, overwrite=job.options.overwrite)

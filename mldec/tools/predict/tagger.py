@@ -6,14 +6,16 @@ from typing import Any
 
 from mldec.errors import DataError
 from mldec.runtime.signals import StopRequest
-from mldec.tools.predict import opened
-from mldec.tools.predict.answers import Predictor, entries
+from mldec.tools.predict.answers import Predictor, Rule, chosen_rule, entries
 from mldec.tools.predict.decode import Item
+from mldec.tools.predict.engine import Engine, open_engine
 from mldec.tools.predict.formats import cells_of
+from mldec.tools.predict.options import Content, ScoringOptions
 from mldec.tools.predict.photos import to_item
 
 KINDS = ("image", "bytes", "path")  # columns of images; the first match is used
-_opened: dict[str, Any] = {}  # checkpoints of this process
+# Engines and rules of this process
+_opened: dict[tuple[ScoringOptions, Content], tuple[Engine, Rule]] = {}
 
 
 class Tagger:
@@ -27,14 +29,13 @@ class Tagger:
         self,
         checkpoint: str | Path,
         *,
-        content: str = "top",
+        content: Content = "top",
         batch_size: int = 64,
         **options: Any,
     ) -> None:
-        self._checkpoint = str(checkpoint)
+        options = {"batch_size": batch_size, "workers": 0, **options}
+        self._options = ScoringOptions.from_keywords(options, checkpoint=str(checkpoint))
         self._content = content
-        self._batch_size = batch_size
-        self._options = options
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """Return the columns without images, and the columns `error`, `classes` and `scores`.
@@ -54,11 +55,16 @@ class Tagger:
             else:
                 items.append(Item(name, name, content=None if kind == "path" else value))
 
-        key = repr((self._checkpoint, self._options, self._content))
+        options = self._options
+        key = (options, self._content)
         if key not in _opened:
-            _opened[key] = opened(self._checkpoint, self._options, self._content)
+            engine = open_engine(options)
+            rule = chosen_rule(
+                engine, content=self._content, top=options.top, threshold=options.threshold
+            )
+            _opened[key] = engine, rule
         engine, rule = _opened[key]
-        predictor = Predictor(engine, rule, batch_size=self._batch_size, workers=0)
+        predictor = Predictor(engine, rule, batch_size=options.batch_size, workers=options.workers)
         results: dict[str, list[Any]] = {"error": [], "classes": [], "scores": []}
         for row in predictor.rows(iter(items), StopRequest()):
             cells = cells_of(entries(rule, row))

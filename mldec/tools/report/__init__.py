@@ -7,31 +7,44 @@ whether the checkpoint is better than another one on the same images.
 import argparse
 import gc
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from mldec import cli
 from mldec.errors import say
+from mldec.evaluation.options import EvalOptions, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(EvalOptions):
+    """The options of the command."""
+
+    compare: str | None = option(
+        "another checkpoint with the same classes; the options apply to both checkpoints",
+        metavar="OTHER",
+    )
+    out: str = option("the report, an HTML file", metavar="FILE", required=True)
+    json: str | None = option(
+        "write metrics and per-class values with their intervals", metavar="FILE"
+    )
+
+    @property
+    def overrides(self) -> list[str]:
+        """The settings of both checkpoints."""
+        return ["train.fold_batchnorms=true", *super().overrides]
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `mldec report`."""
     arguments = cli.command("report", str(__doc__))
     cli.add_model_options(arguments)
-    cli.add_views_option(arguments)
-    cli.add_data_options(arguments)
-    cli.add_threshold_option(arguments)
-    add = arguments.add_argument
-    add(
-        "--compare",
-        metavar="OTHER",
-        help="another checkpoint with the same classes; the options apply to both checkpoints",
-    )
-    add("--out", metavar="FILE", required=True, help="the report, an HTML file")
-    add("--json", metavar="FILE", help="write metrics and per-class values with their intervals")
+    cli.add_settings(arguments)
+    names = ("views", "precision", "threshold", "compare", "out", "json")
+    cli.add_options(arguments, ReportOptions, *names)
     return arguments
 
 
-def report(args: argparse.Namespace) -> None:
+def report(options: ReportOptions) -> None:
     """Write the report of a checkpoint."""
     cli.require("a report", "report", "plotly")
 
@@ -41,17 +54,17 @@ def report(args: argparse.Namespace) -> None:
     from mldec.tools.report.page import render_page
 
     started = time.monotonic()
-    check_targets(html=args.out, json=args.json)
-    setup = open_checkpoint(args)
-    other = open_other(args, setup) if args.compare else None
+    check_targets(html=options.out, json=options.json)
+    setup = open_checkpoint(options)
+    other = open_other(options, options.compare, setup) if options.compare else None
     content = build_content(setup, other)
 
-    write_result(args.out, render_page(content, Path(args.out).absolute().parent))
-    if args.json:
-        write_json(args.json, report_json(content, setup))
-    size = Path(args.out).stat().st_size / 1e6
+    write_result(options.out, render_page(content, Path(options.out).absolute().parent))
+    if options.json:
+        write_json(options.json, report_json(content, setup))
+    size = Path(options.out).stat().st_size / 1e6
     seconds = time.monotonic() - started
-    say(f"{args.out}: a report on {args.checkpoint}, {size:.1f} MB, made in {seconds:.0f} s")
+    say(f"{options.out}: a report on {options.checkpoint}, {size:.1f} MB, made in {seconds:.0f} s")
 
 
 def main() -> None:
@@ -59,4 +72,4 @@ def main() -> None:
     # The imports make a million objects that stay. The default of 700 new objects per collection
     # searches them for cycles again and again, in a tenth of the time of a report.
     gc.set_threshold(100_000)
-    cli.run_command(parser().parse_intermixed_args, report)
+    cli.run_command(parser().parse_intermixed_args, report, ReportOptions)

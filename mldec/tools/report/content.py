@@ -1,6 +1,5 @@
 """The content of a report: open the checkpoints, score the images and compute the statistics."""
 
-import argparse
 import logging
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -11,9 +10,7 @@ import numpy as np
 import torch
 
 import mldec
-from mldec.checkpoint import load_model
 from mldec.checkpoint.classes import can_encode
-from mldec.cli import chosen_model, precision_setting
 from mldec.config.compose import override, to_yaml
 from mldec.errors import DataError
 from mldec.evaluation import open as opening
@@ -67,24 +64,23 @@ class ReportContent:
     notes: list[str]
 
 
-def open_checkpoint(args: argparse.Namespace) -> EvaluationSetup:
+def open_checkpoint(options: EvalOptions) -> EvaluationSetup:
     """Open the checkpoint of a command line and its data."""
-    args.settings = ["train.fold_batchnorms=true"] + args.settings + precision_setting(args)
-    loaded = load_model(**chosen_model(args))
-    setup = opening.open_for_evaluation(loaded, EvalOptions.of(vars(args)))
+    loaded = opening.load_checkpoint(options)
+    setup = opening.open_for_evaluation(loaded, options)
 
     # The report lists unreadable images.
     return replace(setup, data=replace(setup.data, bad_images="skip"))
 
 
-def open_other(args: argparse.Namespace, setup: EvaluationSetup) -> EvaluationSetup:
+def open_other(options: EvalOptions, path: str, setup: EvaluationSetup) -> EvaluationSetup:
     """Open the checkpoint of --compare with the images of the first checkpoint."""
-    path = args.compare
-    args = argparse.Namespace(**{**vars(args), "checkpoint": path})
-    options = EvalOptions.of(vars(args))
-    loaded = load_model(**chosen_model(args))
+    options = replace(options, checkpoint=path)
+    loaded = opening.load_checkpoint(options)
     # Cached tokens depend on the backbone and the precision of this checkpoint.
-    settings = [word for word in args.settings if word.startswith(("train.", "data.cache_dir="))]
+    settings = [
+        word for word in options.overrides if word.startswith(("train.", "data.cache_dir="))
+    ]
     config = override(loaded.config, settings)
     opening.fit_to_device(config, options, setup.device, len(setup.data.val.dataset))
 

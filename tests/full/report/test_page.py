@@ -24,9 +24,9 @@ UNDEFINED = "\N{EN DASH}"
 
 def content_of(run, other):
     words = [str(run), "--plugin", "patches", "--compare", str(other), "--out", "r.html"]
-    args = report.parser().parse_intermixed_args(words)
-    setup = open_checkpoint(args)
-    return build_content(setup, open_other(args, setup))
+    options = report.ReportOptions.of(vars(report.parser().parse_intermixed_args(words)))
+    setup = open_checkpoint(options)
+    return build_content(setup, open_other(options, str(other), setup))
 
 
 def hostile(content):

@@ -10,10 +10,11 @@ import numpy as np
 from null_gpu import counted, truths
 from PIL import Image
 
+from mldec.evaluation.options import ModelOptions
 from mldec.runtime.signals import StopRequest
-from mldec.tools.predict import opened
-from mldec.tools.predict.answers import Predictor
+from mldec.tools.predict.answers import Predictor, chosen_rule
 from mldec.tools.predict.decode import Item
+from mldec.tools.predict.engine import open_engine
 
 BATCH = 4
 BATCHES = 6
@@ -23,7 +24,8 @@ ITEMS = [Item(str(number), str(number), content=IMAGE) for number in range(BATCH
 results = []
 with truths():
     for checkpoint in sys.argv[1:]:
-        engine, rule = opened(checkpoint, {"device": "cuda"}, "top")
+        engine = open_engine(ModelOptions(checkpoint=checkpoint, device="cuda"))
+        rule = chosen_rule(engine, content="top")
         predictor = Predictor(engine, rule, batch_size=BATCH, workers=0)
         # The first batch moves constants to the device.
         list(predictor.rows(iter(ITEMS[:BATCH]), StopRequest()))

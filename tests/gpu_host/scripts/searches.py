@@ -10,8 +10,8 @@ from null_gpu import finish, truths
 
 from mldec.checkpoint import load_model
 from mldec.evaluation.open import open_for_evaluation
-from mldec.evaluation.options import EvalOptions
-from mldec.tools.predict import opened
+from mldec.evaluation.options import EvalOptions, ModelOptions
+from mldec.tools.predict.engine import open_engine
 
 BATCH = 4
 BATCHES = 25
@@ -24,7 +24,7 @@ def searches():
 
 result = {"predict": [], "single": [], "evaluate": {}}
 with truths():
-    engine, _ = opened(sys.argv[1], {"device": "cuda"})
+    engine = open_engine(ModelOptions(checkpoint=sys.argv[1], device="cuda"))
     images = torch.zeros(BATCH, 3, 32, 32, dtype=torch.uint8)
     for name, size in (("single", 0), ("predict", BATCH)):
         for _ in range(BATCHES):

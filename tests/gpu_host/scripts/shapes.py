@@ -8,10 +8,11 @@ import sys
 from null_gpu import finish, truths
 
 from mldec.backbones import TimmBackbone
-from mldec.evaluate import evaluate, parser
+from mldec.evaluate import EvaluateOptions, evaluate
+from mldec.evaluation.options import ModelOptions
 from mldec.runtime.signals import StopRequest
-from mldec.tools.predict import opened
-from mldec.tools.predict.answers import Predictor
+from mldec.tools.predict.answers import Predictor, chosen_rule
+from mldec.tools.predict.engine import open_engine
 from mldec.tools.predict.inputs import Inputs
 
 BATCH = 8
@@ -28,13 +29,13 @@ def record(self, images):
 
 TimmBackbone.forward = record
 with truths():
-    engine, rule = opened(sys.argv[1], {"device": "cuda"})
-    predictor = Predictor(engine, rule, batch_size=BATCH, workers=0)
+    engine = open_engine(ModelOptions(checkpoint=sys.argv[1], device="cuda"))
+    predictor = Predictor(engine, chosen_rule(engine, content="top"), batch_size=BATCH, workers=0)
     list(predictor.rows(iter(Inputs(["photos"])), StopRequest()))
 result = {"predict": list(shapes)}
 
 shapes.clear()
-words = [sys.argv[1], "device=cuda", f"train.eval_batch_size={BATCH}"]
-evaluate(parser().parse_intermixed_args(words))
+settings = ["device=cuda", f"train.eval_batch_size={BATCH}"]
+evaluate(EvaluateOptions(checkpoint=sys.argv[1], settings=settings))
 result["evaluate"] = shapes
 finish(result)

@@ -15,7 +15,6 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from support import assert_same_rows, one_line
 
-import mldec
 from mldec.files.run_folder import RunLock
 from mldec.files.torch_files import read_torch
 from mldec.tools.predict import results
@@ -476,16 +475,3 @@ def test_unusable_options_raise_an_error(photos, predict, words, name):
     status, _, err = predict(*words)
     assert status == 1
     one_line(err, name)
-
-
-def test_load_predicts_like_the_command(cli, best, photos):
-    paths = [photos / f"{number}.png" for number in (0, 1, 2)]
-    _, out, _ = cli("predict", best, *paths, *SHARED, "--json", "-")
-    model = mldec.load(best, plugin=["patches"], device="cpu", threshold=0.0, top=2)
-    expected = []
-    for row in json.loads(out):
-        pairs = [(item["name"], item["score"]) for item in row["predictions"]]
-        expected.append([(name, pytest.approx(score, abs=1e-6)) for name, score in pairs])
-    assert [list(row) for row in model(paths)] == expected
-    assert list(model(str(paths[0]))) == expected[0]
-    assert model([]) == []

@@ -170,37 +170,6 @@ def test_parquet_list_has_paths_or_bytes(tmp_path):
     assert c.fault
 
 
-def tree(tmp_path, tars):
-    """Write a folder of 40 files and some tar files of 5 images, and lists of the files."""
-    folder = tmp_path / "photos"
-    (folder / "in").mkdir(parents=True)
-    for number in range(40):
-        (folder / "in" / f"{number}.png").touch()
-    for number in range(tars):
-        pack(folder / f"{number}.tar", {f"{member}.png": b"x" for member in range(5)})
-    paths = [str(path) for path in sorted((folder / "in").iterdir())]
-    (tmp_path / "list.txt").write_text("\n".join(paths))
-    (tmp_path / "list.csv").write_text("path\n" + "\n".join(paths))
-    return folder, paths
-
-
-@pytest.mark.parametrize("kind", ["folder", "txt", "csv", "parquet"])
-def test_shards_are_slices(tmp_path, kind):
-    folder, paths = tree(tmp_path, 2)
-    arguments = [[str(folder)]]
-    if kind == "parquet":
-        pyarrow = pytest.importorskip("pyarrow")
-        parquet = pytest.importorskip("pyarrow.parquet")
-        table = pyarrow.table({"path": paths, "labels": [1] * 40})
-        parquet.write_table(table, tmp_path / "list.parquet", row_group_size=9)
-    if kind != "folder":
-        arguments = [[], str(tmp_path / f"list.{kind}")]
-    whole = list(Inputs(*arguments))
-    assert len(whole) == (50 if kind == "folder" else 40)
-    for number in range(3):
-        assert list(Inputs(*arguments, shard=(number, 3))) == whole[number::3]
-
-
 @pytest.mark.parametrize(
     ("words", "name"),
     [

@@ -114,17 +114,9 @@ def test_unsupported_value_raises_an_error(photo, named):
         list(items(photo))
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("top", 0),
-        ("treshold", 0.5),
-        ("content", "scores"),
-    ],
-)
-def test_invalid_option_raises_an_error(best, option, value):
-    with pytest.raises(ConfigError, match=option):
-        mldec.load(best, **{"plugin": "patches", option: value})
+def test_options_of_result_files_raise_an_error(best):
+    with pytest.raises(ConfigError, match="content"):
+        mldec.load(best, plugin="patches", content="scores")
 
 
 def test_too_thin_photo_is_a_fault():

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from mldec.data.types import Classes
-from mldec.errors import ConfigError, DataError, Stopped
+from mldec.errors import ConfigError, DataError
 from mldec.evaluation.run import as_limits, decided
 from mldec.files.atomic import named
 from mldec.tools.predict import results
@@ -235,23 +235,6 @@ def begun(here):
     return begin
 
 
-def test_rows_continue_after_the_last_one(begun):
-    files, remaining = begun()
-    assert remaining == items(*range(9))
-    files.write(lines(0, 1, 2))
-    files, remaining = begun()
-    assert (files.images, remaining) == (3, items(*range(3, 9)))
-    assert list(files.lines()) == list(lines(0, 1, 2))
-
-
-def test_row_keeps_its_features(begun):
-    rule = rule_of()
-    rows = [line_of(rule, row) for row in rows_of(rule)]
-    files, _ = begun()
-    files.write(rows)
-    assert list(files.lines()) == rows
-
-
 def test_incomplete_batch_is_predicted_again_except_the_last(begun):
     files, _ = begun()
     files.write(lines(0, 1, 2))
@@ -266,25 +249,6 @@ def test_incomplete_batch_is_predicted_again_except_the_last(begun):
     assert begun(count=3, batch=2)[1] == items(2)
     with pytest.raises(DataError, match=r"out\.jsonl: "):
         begun(count=4, batch=2)
-
-
-def test_only_images_to_retry_are_replaced(begun):
-    files, _ = begun(count=5)
-    files.write(lines(*range(5), retry=[1, 3]))
-    files.publish(rule_of())
-    assert (files.record.images, files.record.retry) == (5, 2)
-
-    def stopped():
-        yield Line("1.png", "new", None, False)
-        raise Stopped("", 143)
-
-    files, remaining = begun(count=5)
-    assert (files.retries, remaining) == (2, items(1, 3))
-    with pytest.raises(Stopped):
-        files.write(stopped())
-    files, remaining = begun(count=5)
-    assert remaining == items(3)
-    assert [line.text for line in files.lines()][:2] == ['{"image": "0.png"}', "new"]
 
 
 def test_changed_settings_or_images_raise_an_error(begun):

@@ -20,9 +20,9 @@ def test_paths_bytes_and_images_have_the_same_predictions(cli, best, tmp_path, m
     words = [*paths, "--plugin", "patches", "--device", "cpu", "--threshold", "0", "--top", "3"]
     rows = json.loads(cli("predict", best, *words, "--json", "-").out)
 
-    opened = tagger.opened
+    opened = tagger.open_engine
     loads = []
-    monkeypatch.setattr(tagger, "opened", lambda *given: loads.append(given) or opened(*given))
+    monkeypatch.setattr(tagger, "open_engine", lambda given: loads.append(given) or opened(given))
     tag = pickle.loads(pickle.dumps(Tagger(best, top=3, batch_size=2, **OPTIONS)))
     contents = [(tmp_path / f"{seed}.png").read_bytes() for seed in range(5)]
     for batch in (

@@ -1,7 +1,6 @@
 """Output and exit status of commands."""
 
 import argparse
-import inspect
 import logging
 import os
 import subprocess
@@ -10,13 +9,7 @@ import sys
 import pytest
 
 from mldec import errors
-from mldec.checkpoint import load_model
-from mldec.cli import (
-    add_model_options,
-    chosen_model,
-    command,
-    run_command,
-)
+from mldec.cli import run_command
 from mldec.errors import (
     CheckpointError,
     ConfigError,
@@ -211,16 +204,3 @@ def test_progress_bar_is_visible_on_a_terminal_without_a_size(monkeypatch):
         list(progress_bar(range(4), desc="tokens"))
         assert b"tokens:   0%|" in os.read(reader, 1000)
     os.close(reader)
-
-
-def test_model_options_are_arguments_of_load_model():
-    parser = command("look", "First line.\n\n  second line")
-    assert "First line.\n\n  second line\n" in parser.format_help()
-    add_model_options(parser)
-    words = ["a.pt", "--weights=raw", "--image-size=96", "--class-names=n", "--plugin=a"]
-    words.append("--thresholds=t")
-    chosen = chosen_model(parser.parse_args(words))
-    expected = {"weights": "raw", "image_size": 96, "class_names": "n", "plugins": ["a"]}
-    expected["thresholds"] = "t"
-    assert chosen == {"path": "a.pt", "views": None, **expected}
-    inspect.signature(load_model).bind(**chosen)
