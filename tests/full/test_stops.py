@@ -13,7 +13,8 @@ from support import QUICK, assert_equal, numbers, wait_until
 from mldec.files.torch_files import read_torch
 
 # Signal and forward pass. In each epoch, passes 1 to 4 train, 5 and 6 evaluate.
-MOMENTS = [("SIGTERM", 3), ("SIGTERM", 5), ("SIGUSR1", 8), ("SIGINT", 4), ("SIGINT", 10)]
+# tests/test_smoke.py stops a run by SIGTERM in the first epoch.
+MOMENTS = [("SIGTERM", 5), ("SIGUSR1", 8), ("SIGINT", 4), ("SIGINT", 10)]
 
 
 def same_end(one, other):

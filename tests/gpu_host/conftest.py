@@ -39,7 +39,7 @@ class NullGPU:
 
     def __init__(self, libraries: Path) -> None:
         self.counts = libraries / "counts"
-        variables = {
+        self.variables = {
             "LD_PRELOAD": str(libraries / "libnull_gpu.so"),
             "LD_LIBRARY_PATH": str(libraries),
             "NULL_GPU_COUNTS": str(self.counts),
@@ -48,7 +48,7 @@ class NullGPU:
             "OMP_NUM_THREADS": "1",
         }
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in variables.items():
+            for name, value in self.variables.items():
                 patch.setenv(name, value)
             forkserver.ensure_running()
 
@@ -74,7 +74,7 @@ class NullGPU:
             job = forked.script
         shutil.rmtree(self.counts, ignore_errors=True)
         self.counts.mkdir()
-        variables = {"NULL_GPU_DEVICES": str(devices), **(env or {})}
+        variables = {**self.variables, "NULL_GPU_DEVICES": str(devices), **(env or {})}
         done = forked.run(reporting, job, *words, cwd=cwd, env=variables)
         assert done.status == 0, done.err[-8000:]
 

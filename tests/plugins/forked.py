@@ -66,7 +66,10 @@ def _rank(job: Callable[..., Any], *arguments: Any) -> None:
 
 
 class Forked:
-    """A process that runs job(*arguments), with the methods of `subprocess.Popen`."""
+    """A process that runs job(*arguments), with the methods of `subprocess.Popen`.
+
+    It has the environment variables of this process and those of `env`. None removes one.
+    """
 
     def __init__(
         self,
@@ -78,7 +81,8 @@ class Forked:
         env: Mapping[str, str | None] | None = None,
     ) -> None:
         files = (str(out), str(err or out))
-        words = (job, arguments, str(cwd), files, dict(env or {}))
+        variables: dict[str, str | None] = {**os.environ, **(env or {})}
+        words = (job, arguments, str(cwd), files, variables)
         self.process = SERVER.Process(target=_run, args=words)
         self.process.start()
         assert self.process.pid is not None
@@ -105,10 +109,8 @@ def _run(
     env: Mapping[str, str | None],
 ) -> None:
     os.chdir(cwd)
-    for name, value in env.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+    os.environ.clear()
+    os.environ.update({name: value for name, value in env.items() if value is not None})
     for stream, path in enumerate(files, 1):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, stream)
