@@ -16,7 +16,7 @@ TINY += ["head=ml_decoder", "loss=bce", "train.epochs=1", "data.image_size=32", 
 def run(*words, cwd):
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, encoding="utf-8", timeout=500
+        command, cwd=cwd, capture_output=True, text=True, encoding="utf-8", timeout=1200
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

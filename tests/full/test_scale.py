@@ -52,7 +52,7 @@ def environment(**variables):
 
 def run(*words, status=0, **variables):
     done = subprocess.run(
-        words, env=environment(**variables), capture_output=True, text=True, timeout=900
+        words, env=environment(**variables), capture_output=True, text=True, timeout=1200
     )
     assert done.returncode == status, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
@@ -153,7 +153,7 @@ def test_ray_has_the_rows_of_the_command_after_a_kill(store, cli):
         time.sleep(0.05)
     assert busy, Path("log.txt").read_text()[-3000:]
     os.kill(busy[0], signal.SIGKILL)
-    assert process.wait(timeout=900) == 0, Path("log.txt").read_text()[-3000:]
+    assert process.wait(timeout=1200) == 0, Path("log.txt").read_text()[-3000:]
     rows, paths = answers(store)
     assert len(rows) == 40
 
