@@ -8,9 +8,9 @@ import divided
 import forked
 import pytest
 import torch
-from forked import Forked, mldec_command
+from forked import Forked, Outcome, mldec_command
 from squares import fit, resume, settings, trainer
-from support import QUICK, Outcome, in_processes, numbers, wait_until
+from support import QUICK, in_processes, numbers, wait_until
 
 from mldec.files.torch_files import read_torch
 from mldec.training.log import RunLog

@@ -1,6 +1,7 @@
 """Commands in real processes that need not import torch and timm, which takes several seconds.
 
 A server that has only imported modules forks them, so they get nothing of the state of the tests.
+It must not initialize CUDA, which `support` does.
 """
 
 import atexit
@@ -13,11 +14,10 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm  # noqa: F401
 import torch.utils.tensorboard
-from support import Outcome
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import mldec.__main__
@@ -26,6 +26,14 @@ import mldec.tools.predict
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([__name__])
+
+
+class Outcome(NamedTuple):
+    """Exit status and output of a command."""
+
+    status: int
+    out: str
+    err: str
 
 
 def mldec_command(*words: str) -> None:
