@@ -51,7 +51,10 @@ from mldec.__main__ import main
 if __name__ == "__main__":
     for words in {commands!r}:
         sys.argv = ["mldec", *words]
-        main()
+        try:
+            main()
+        except SystemExit as stop:
+            assert not stop.code, words
 """)
     # Files must be opened with an explicit encoding: the default on Windows is not UTF-8.
     options = ["-X", "warn_default_encoding", "-W", "error::EncodingWarning:mldec"]
