@@ -1,7 +1,5 @@
 import importlib
 import os
-import subprocess
-import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,9 @@ import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in mldec train
 
+# torch would start processes that import torch again.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # Parallel test processes use one thread each: more threads than cores wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -17,7 +18,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import fake_hub
 import huggingface_hub
 from filelock import FileLock
-from support import QUICK, Cli
+from support import QUICK, Cli, train_here
 
 from mldec.runtime.devices import Precision
 
@@ -89,7 +90,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def digits_run(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a finished quick run in a real process.
+    """Folder of a finished quick run.
 
     The parallel test processes share it. Tests must not change it.
     """
@@ -102,9 +103,7 @@ def digits_run(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFac
     with FileLock(f"{folder}.lock"):
         if not run.exists():
             folder.mkdir()
-            command = [sys.executable, "-m", "mldec.train", *QUICK]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
+            train_here(folder, *QUICK)
     return run
 
 

@@ -1,10 +1,7 @@
 """Runs with the real wandb package, offline."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+from forked import mldec_command, run
 from support import QUICK
 
 from mldec.training.log import WANDB_ID
@@ -16,20 +13,13 @@ def test_resumed_run_continues_its_record(tmp_path):
     pytest.importorskip("wandb")
     environment = {"HOME": str(tmp_path), "WANDB_MODE": "offline", "WANDB_API_KEY": SECRET}
     for words in (["train.stop_epoch=1"], ["resume=auto"]):
-        command = [sys.executable, "-m", "mldec.train", *QUICK, "log.wandb=true", *words]
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
+        command = ["train", *QUICK, "log.wandb=true", *words]
+        done = run(mldec_command, *command, cwd=tmp_path, env=environment)
+        assert done.status == 0, done.err
 
-    run = tmp_path / "outputs" / "digits"
-    run_id = (run / WANDB_ID).read_text().strip()
-    records = sorted(run.glob("wandb/offline-run-*"))
+    folder = tmp_path / "outputs" / "digits"
+    run_id = (folder / WANDB_ID).read_text().strip()
+    records = sorted(folder.glob("wandb/offline-run-*"))
     assert [path.name.endswith(f"-{run_id}") for path in records] == [True, True]
     for path in records:
         [file] = path.glob("*.wandb")

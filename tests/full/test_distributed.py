@@ -1,43 +1,40 @@
 """Processes of torchrun on the CPU with gloo."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+import divided
+import forked
 import pytest
 import torch
+from forked import Forked, Outcome, mldec_command
 from squares import fit, resume, settings, trainer
 from support import QUICK, in_processes, numbers, wait_until
 
 from mldec.files.torch_files import read_torch
 from mldec.training.log import RunLog
 
-PLUGINS = Path(__file__).parents[1] / "plugins"
 SQUARES = settings("train.epochs=1", "train.eval_batch_size=6", "device=cpu")
-TRAIN = ["-m", "mldec.train", *QUICK, "head.dropout=0.0", "optim.name=sgd", "train.epochs=1"]
+TRAIN = ["train", *QUICK, "head.dropout=0.0", "optim.name=sgd", "train.epochs=1"]
 
 
-def torchrun(processes, *words):
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return [sys.executable, *launcher, *map(str, words)]
-
-
-def finish(folder, command, **environment):
-    folder.mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+def torchrun(ranks, folder, job, *words, restarts=0, **environment) -> Outcome:
+    """Run job(*words) in several ranks of torchrun in a folder, or in one process without it."""
+    folder.mkdir(exist_ok=True)
+    job = (job, *map(str, words))
+    if ranks > 1:
+        job = (forked.torchrun, ranks, restarts, *job)
+    return forked.run(*job, cwd=folder, env=environment)
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """Folder of a run of two processes."""
     folder = tmp_path_factory.mktemp("two")
-    done = finish(folder, torchrun(2, *TRAIN))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("best mAP") == 1
+    done = torchrun(2, folder, mldec_command, *TRAIN)
+    assert done.status == 0, done.err
+    assert done.out.count("best mAP") == 1
     return folder / "outputs" / "digits"
 
 
@@ -53,10 +50,10 @@ def test_two_processes_with_accumulation_fine_tune_like_one(tmp_path):
         "optim.layer_decay=0.7",
     ]
     runs = []
-    for command in ([sys.executable, *train], torchrun(2, *train, "train.accumulate=2")):
-        folder = tmp_path / str(len(runs))
-        done = finish(folder, command)
-        assert done.returncode == 0, done.stderr
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        done = torchrun(count, folder, mldec_command, *train, f"train.accumulate={count}")
+        assert done.status == 0, done.err
         runs.append(folder / "outputs" / "digits")
 
     one, two = (read_torch(run / "checkpoints" / "last.pt") for run in runs)
@@ -70,10 +67,9 @@ def test_two_processes_with_accumulation_fine_tune_like_one(tmp_path):
 def test_averaged_batch_norm_statistics_cover_all_images(cli, here):
     words = ["+experiment=digits", "backbone=tiny", "data.train_images=8", "data.val_images=8"]
     words += ["train.batch_size=8", "train.epochs=1", "train.workers=0", "device=cpu"]
-    done = finish(
-        here / "two", torchrun(2, "-m", "mldec.train", *words, "train.average_batchnorm=true")
-    )
-    assert done.returncode == 0, done.stderr
+    averaged = "train.average_batchnorm=true"
+    done = torchrun(2, here / "two", mldec_command, "train", *words, averaged)
+    assert done.status == 0, done.err
     assert cli("train", *words).status == 0
 
     # The run has one step, so the first batch norm sees the same features in both runs.
@@ -106,43 +102,45 @@ def test_all_ranks_evaluate_the_batch_norm_statistics_of_the_checkpoint(tmp_path
 
 
 def test_restart_by_torchrun_resumes_exactly(tmp_path, two):
-    launch = torchrun(2, "--max-restarts", "1", *TRAIN, "train.save_every_steps=1")
-    done = finish(tmp_path, launch, PATCHES_SIGNAL="SIGKILL:3:1")
-    assert done.returncode == 0, done.stderr
+    words = [*TRAIN, "train.save_every_steps=1"]
+    kill = "SIGKILL:3:1"
+    done = torchrun(2, tmp_path, mldec_command, *words, restarts=1, PATCHES_SIGNAL=kill)
+    assert done.status == 0, done.err
     again = tmp_path / "outputs" / "digits"
     one, other = (read_torch(run / "checkpoints" / "last.pt") for run in (two, again))
     for part in ("model", "ema"):
         torch.testing.assert_close(one[part], other[part], rtol=0, atol=0)
     assert numbers(two) == numbers(again)
-    assert "2 of 4 steps done" in done.stdout
+    assert "2 of 4 steps done" in done.out
 
 
 def test_signal_to_torchrun_stops_all_processes(tmp_path):
     log = tmp_path / "outputs" / "digits" / "metrics.jsonl"
-    command = torchrun(2, *TRAIN, "train.epochs=1000", "train.log_every=1")
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    words = [*TRAIN, "train.epochs=1000", "train.log_every=1"]
+    err = tmp_path / "err"
+    process = Forked(
+        forked.torchrun, 2, 0, mldec_command, *words, cwd=tmp_path, out=tmp_path / "out", err=err
     )
     wait_until(lambda: process.poll() is not None or (log.exists() and log.read_text()))
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=120)
-    assert err.count("mldec: stopped by ") == 1, err
+    process.wait()
+    assert err.read_text().count("mldec: stopped by ") == 1, err.read_text()
     state = read_torch(log.parent / "checkpoints" / "last.pt")
     assert state["step"] == numbers(log.parent)[-1]["step"] > 0
 
 
-def divided(folder, **environment):
+def three_ranks(folder, **environment):
     """Start or resume a run of three processes with two unreadable images."""
-    words = ["train.batch_size=12", "train.save_every_steps=1"]
-    return finish(folder, torchrun(3, PLUGINS / "divided.py", folder, *words), **environment)
+    words = [folder, "train.batch_size=12", "train.save_every_steps=1"]
+    return torchrun(3, folder, divided.main, *words, **environment)
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
     """Folder of a run of three processes with five steps per epoch."""
     folder = tmp_path_factory.mktemp("three")
-    done = divided(folder)
-    assert done.returncode == 0, done.stderr
+    done = three_ranks(folder)
+    assert done.status == 0, done.err
     return folder
 
 
@@ -151,17 +149,19 @@ def three(tmp_path_factory):
     ("sent", "stopped"), [("SIGTERM:1:1", 2), ("SIGTERM:5:2", 5), ("SIGKILL:3:1", None)]
 )
 def test_three_processes_stop_together_and_resume(sent, stopped, tmp_path, three):
-    done = divided(tmp_path, PATCHES_SIGNAL=sent)
-    assert done.returncode != 0
+    done = three_ranks(tmp_path, PATCHES_SIGNAL=sent)
+    assert done.status != 0
     last = Path("checkpoints", "last.pt")
     if stopped:
-        assert done.stderr.count("Stopped: stopped by a signal to another process") == 1
-        assert f"process after step {stopped}; saved in " in done.stderr
-        assert done.stderr.count("mldec.errors.Stopped\n") == 2
+        # torchrun repeats some lines with an indentation.
+        ends = [line for line in done.err.splitlines() if line.startswith("mldec.errors.Stopped")]
+        [message] = [line for line in ends if line != "mldec.errors.Stopped"]
+        assert len(ends) == 3
+        assert f" after step {stopped}; saved in " in message
         assert read_torch(tmp_path / last)["step"] == stopped
 
-    again = divided(tmp_path)
-    assert again.returncode == 0, again.stderr
+    again = three_ranks(tmp_path)
+    assert again.status == 0, again.err
     # DDP sums gradients in another order from the second step after a start on.
     one, other = (read_torch(folder / last) for folder in (three, tmp_path))
     for part in ("model", "ema"):
@@ -172,14 +172,12 @@ def test_three_processes_stop_together_and_resume(sent, stopped, tmp_path, three
 
 def test_losses_do_not_depend_on_processes_and_accumulation(tmp_path):
     outcomes = []
-    for processes, accumulate in ((1, 1), (2, 2)):
-        folder = tmp_path / str(processes)
-        launch = torchrun(2) if processes == 2 else [sys.executable]
-        word = f"train.accumulate={accumulate}"
-        done = finish(folder, [*launch, str(PLUGINS / "divided.py"), str(folder), word])
-        assert done.returncode == 0, done.stderr
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        done = torchrun(count, folder, divided.main, folder, f"train.accumulate={count}")
+        assert done.status == 0, done.err
         for number in (7, 30):
-            assert done.stdout.count(f"skipped: square {number} is broken") == 2
+            assert done.out.count(f"skipped: square {number} is broken") == 2
         outcomes.append((numbers(folder), json.loads((folder / "outcome.json").read_text())))
     for one, two in zip(outcomes[0][0], outcomes[1][0], strict=True):
         assert one == pytest.approx(two, rel=1e-6)
@@ -199,6 +197,6 @@ def test_evaluation_does_not_depend_on_processes(cli, digits_run, tmp_path):
     assert cli("evaluate", *words, "--json", tmp_path / "1.json").status == 0
     torch.set_num_threads(threads)
     target = tmp_path / "4.json"
-    done = finish(tmp_path, torchrun(4, "-m", "mldec.evaluate", *words, "--json", target))
-    assert done.returncode == 0, done.stderr
+    done = torchrun(4, tmp_path, mldec_command, "evaluate", *words, "--json", target)
+    assert done.status == 0, done.err
     assert target.read_text() == (tmp_path / "1.json").read_text()

@@ -2,13 +2,13 @@
 
 import csv
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import timm
@@ -27,10 +27,20 @@ EXAMPLES = TOP / "examples"
 BILINEAR = Image.Resampling.BILINEAR
 
 
-def run(*words, status=0):
-    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + done.stderr
+def run(*words, job=forked.script, status=0):
+    done = forked.run(job, *map(str, words))
+    assert done.status == status, done.out + done.err
+    return done.out + done.err
+
+
+def run_plugin(*words, status=0):
+    """Run a command of mldec. It can import the plugin from the folder `site`."""
+    return run(*words, job=command_of_plugin, status=status)
+
+
+def command_of_plugin(*words):
+    sys.path.insert(0, str(Path("site").absolute()))
+    forked.mldec_command(*words)
 
 
 def test_minimal_training_saves_the_weights_of_its_best_map(here):
@@ -70,24 +80,25 @@ def test_minimal_training_saves_the_weights_of_its_best_map(here):
 
 
 @pytest.fixture
-def plugin(here, monkeypatch):
-    """The plugin, installed in a folder, and its data set."""
+def plugin(here):
+    """The plugin, installed in the folder `site`, and its data set."""
     # The build leaves files next to the sources.
     shutil.copytree(EXAMPLES / "plugin", "source")
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", "site"]
-    run("-m", "pip", "install", "-q", *options, "./source")
-    monkeypatch.setenv("PYTHONPATH", f"{here}/site{os.pathsep}{os.environ['PYTHONPATH']}")
+    pip = [sys.executable, "-m", "pip", "install", "-q", *options, "./source"]
+    subprocess.run(pip, check=True)
 
     run(TOP / "scripts/make_digits.py", "--layout", "csv", "digits", "--train", 96, "--val", 32)
     readme = (EXAMPLES / "plugin" / "README.md").read_text(encoding="utf-8")
     [program] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    run("-c", program)
+    Path("program.py").write_text(program)
+    run("program.py")
 
 
 def test_plugin_trains_all_four_parts(plugin):
     search = "hydra.searchpath=[pkg://mldec_plugin.configs]"
     words = [search, "+experiment=sidecars", "data.root=sidecars", "device=cpu", "train.workers=0"]
-    run("-m", "mldec", "train", *words, "train.epochs=2", "backbone.width=24")
+    run_plugin("train", *words, "train.epochs=2", "backbone.width=24")
     folder = Path("outputs/sidecars")
     config = yaml.safe_load((folder / "config.yaml").read_text())
     targets = {part: config[part]["_target_"] for part in ("data", "backbone", "head", "loss")}
@@ -105,14 +116,14 @@ def test_plugin_trains_all_four_parts(plugin):
 
     # A checkpoint must not import the plugin by itself.
     image = "sidecars/val/000096.jpg"
-    predict = ["-m", "mldec", "predict", folder, image, "--jsonl", "answers.jsonl"]
-    assert "mldec_plugin" in run(*predict, status=1)
-    run(*predict, "--plugin", "mldec_plugin", "--device", "cpu")
+    predict = ["predict", folder, image, "--jsonl", "answers.jsonl"]
+    assert "mldec_plugin" in run_plugin(*predict, status=1)
+    run_plugin(*predict, "--plugin", "mldec_plugin", "--device", "cpu")
     [line] = Path("answers.jsonl").read_text().splitlines()
     row = json.loads(line)
     assert row["image"] == image
 
-    broken = run("-m", "mldec", "train", *words, "head.sharpness=0", "name=broken", status=1)
+    broken = run_plugin("train", *words, "head.sharpness=0", "name=broken", status=1)
     assert broken.splitlines()[-1].startswith("mldec: head.sharpness")
 
 

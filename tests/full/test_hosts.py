@@ -1,5 +1,6 @@
 """Commands connect only to hosts that the user named."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +9,12 @@ import pytest
 from pictures import picture
 from support import QUICK
 
-# Run a module. Write the names of remote hosts to a file, and raise an error for them.
+# Run commands, which are JSON. Raise an error for remote hosts, and print those that each command
+# tries to reach.
 GUARD = """
-import runpy, sys
-from pathlib import Path
+import json, sys
 LOCAL = (None, "", "localhost", "127.0.0.1", "::1")
+hosts = []
 
 def guard(event, arguments):
     if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
@@ -22,23 +24,22 @@ def guard(event, arguments):
     else:
         return
     if host not in LOCAL:
-        with Path("hosts").open("a") as file:
-            print(host, file=file)
+        hosts.append(host)
         raise OSError(f"{host} is a remote host")
 
 sys.addaudithook(guard)
-sys.argv.pop(0)
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+from mldec.__main__ import main
+
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["mldec", *words]
+    hosts.clear()
+    status = 0
+    try:
+        main()
+    except SystemExit as stop:
+        status = stop.code
+    print("FOUND", json.dumps([status, hosts]))
 """
-
-
-def remote_hosts(folder: Path, *words: str, status: int = 0) -> set[str]:
-    """Run a command, and return the names of the remote hosts that it tried to reach."""
-    command = [sys.executable, "-c", GUARD, "mldec", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == status, done.stderr
-    hosts = folder / "hosts"
-    return set(hosts.read_text().split()) if hosts.exists() else set()
 
 
 def test_commands_do_not_reach_remote_hosts(
@@ -52,7 +53,7 @@ def test_commands_do_not_reach_remote_hosts(
     picture(64, 64).save(tmp_path / "photos" / "a.png")
 
     run = "outputs/digits"
-    for words in (
+    commands = [
         ["train"] + QUICK + ["backbone=tiny", "train.epochs=1"],
         ["evaluate", run],
         ["predict", run, "photos", "--json", "answers.json"],
@@ -62,8 +63,21 @@ def test_commands_do_not_reach_remote_hosts(
         ["report", run, "--out", "report.html"],
         ["check_data", "data=digits", "data.train_images=64", "data.val_images=40"],
         ["summary", "outputs"],
-    ):
-        assert remote_hosts(tmp_path, *words) == set(), words
+        ["predict", "hf:owner/name", "photos"],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", GUARD, json.dumps(commands)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    found = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    results = [json.loads(line.removeprefix("FOUND ")) for line in found]
+    assert len(results) == len(commands), done.stderr
+    for words, result in zip(commands[:-1], results, strict=False):
+        assert result == [0, []], (words, done.stderr)
 
-    hub = remote_hosts(tmp_path, "predict", "hf:owner/name", "photos", status=1)
-    assert hub == {"huggingface.co"}, "the guard does not work"
+    # The guard works.
+    [status, hosts] = results[-1]
+    assert status == 1
+    assert set(hosts) == {"huggingface.co"}

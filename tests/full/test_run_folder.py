@@ -3,10 +3,10 @@
 import errno
 import os
 import shutil
-import subprocess
-import sys
+import signal
 
 import pytest
+from forked import Forked, mldec_command
 from photos import write_photos
 from support import QUICK, numbers, one_line, wait_until
 
@@ -30,9 +30,7 @@ def test_folder_is_locked_until_run_is_killed(cli, here):
     folder = here / "outputs" / "digits"
     words = [*QUICK, "train.epochs=1000", "train.log_every=1", "train.workers=1"]
     words += ["train.save_every_steps=1"]
-    first = subprocess.Popen(
-        [sys.executable, "-m", "mldec.train", *words], cwd=here, stdout=subprocess.DEVNULL
-    )
+    first = Forked(mldec_command, "train", *words, cwd=here, out=here / "out")
     try:
         log, last = folder / "metrics.jsonl", folder / "checkpoints" / "last.pt"
         wait_until(lambda: first.poll() is not None or (last.exists() and log.exists()))
@@ -40,7 +38,7 @@ def test_folder_is_locked_until_run_is_killed(cli, here):
         for word in ("seed=1", "resume=auto", f"resume={folder}/checkpoints/last.pt"):
             assert f"process {first.pid}" in cli.fault("train", *QUICK, word)
     finally:
-        first.kill()
+        first.send_signal(signal.SIGKILL)
         first.wait()
 
     # A loader process that still lives holds no lock.

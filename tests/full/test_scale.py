@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from pictures import picture
-from support import assert_same_rows
+from support import assert_same_rows, train_here
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -22,21 +22,28 @@ EXAMPLES = TOP / "examples"
 VARIABLES = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-@pytest.fixture
-def work(tmp_path, cli, monkeypatch):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
     """A folder with photos, a list of them, and a checkpoint without a plugin and thresholds."""
-    monkeypatch.chdir(tmp_path)
-    Path("photos").mkdir()
+    folder = tmp_path_factory.mktemp("scale")
+    photos = folder / "photos"
+    photos.mkdir()
     for number in range(40):
-        picture(64, 64, seed=number % 8).save(f"photos/{number:02}.png")
-    Path("photos/07.png").write_bytes(b"no image")
-    paths = [str(path.absolute()) for path in sorted(Path("photos").iterdir())]
-    parquet.write_table(pyarrow.table({"path": paths}), "photos.parquet")
+        picture(64, 64, seed=number % 8).save(photos / f"{number:02}.png")
+    (photos / "07.png").write_bytes(b"no image")
+    paths = [str(path) for path in sorted(photos.iterdir())]
+    parquet.write_table(pyarrow.table({"path": paths}), folder / "photos.parquet")
 
     words = ["data.train_images=16", "data.val_images=8", "train.batch_size=8", "train.epochs=1"]
     words += ["train.workers=0", "head.embed_dim=16", "head.mlp_dim=16", "device=cpu"]
-    cli.out("train", "+experiment=digits", "name=plain", *words)
-    return tmp_path
+    train_here(folder, "+experiment=digits", "name=plain", *words)
+    return folder
+
+
+@pytest.fixture
+def work(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    return folder
 
 
 def environment(**variables):
@@ -45,16 +52,16 @@ def environment(**variables):
 
 def run(*words, status=0, **variables):
     done = subprocess.run(
-        words, env=environment(**variables), capture_output=True, text=True, timeout=900
+        words, env=environment(**variables), capture_output=True, text=True, timeout=1200
     )
     assert done.returncode == status, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
 
-def check(rows, images):
+def check(cli, rows, images):
     """Compare the rows of an engine, in any order, with those of the command."""
-    words = ["outputs/plain", *images, "--parquet", "command.parquet"]
-    run(sys.executable, "-m", "mldec", "predict", *words, status=1)
+    words = ["outputs/plain", *images, "--overwrite", "--parquet", "command.parquet"]
+    assert cli("predict", *words).status == 1
     expected = parquet.read_table("command.parquet").to_pylist()
     for row in rows:
         row["image"] = row.pop("path")
@@ -66,13 +73,13 @@ def check(rows, images):
     assert_same_rows("engine.parquet", "command.parquet")
 
 
-def test_dataset_of_hugging_face_has_the_rows_of_the_command(work):
+def test_dataset_of_hugging_face_has_the_rows_of_the_command(work, cli):
     pytest.importorskip("datasets")
     words = ["predict", "outputs/plain", "photos.parquet", "answers.parquet"]
     run(sys.executable, EXAMPLES / "hf_dataset.py", *words, HF_HOME=str(work / "hf"))
     table = parquet.read_table("answers.parquet")
     assert table.column_names == ["path", "error", "classes", "scores"]
-    check(table.to_pylist(), ["--list", "photos.parquet"])
+    check(cli, table.to_pylist(), ["--list", "photos.parquet"])
 
 
 @pytest.fixture
@@ -132,7 +139,7 @@ def answers(files):
     return rows, paths
 
 
-def test_ray_has_the_rows_of_the_command_after_a_kill(store):
+def test_ray_has_the_rows_of_the_command_after_a_kill(store, cli):
     words = ["outputs/plain", "s3://bucket/photos", "s3://bucket/answers", "--batch-size", "4"]
     command = [sys.executable, EXAMPLES / "ray_predict.py", *words]
     with Path("log.txt").open("w") as log:
@@ -146,7 +153,7 @@ def test_ray_has_the_rows_of_the_command_after_a_kill(store):
         time.sleep(0.05)
     assert busy, Path("log.txt").read_text()[-3000:]
     os.kill(busy[0], signal.SIGKILL)
-    assert process.wait(timeout=900) == 0, Path("log.txt").read_text()[-3000:]
+    assert process.wait(timeout=1200) == 0, Path("log.txt").read_text()[-3000:]
     rows, paths = answers(store)
     assert len(rows) == 40
 
@@ -161,10 +168,10 @@ def test_ray_has_the_rows_of_the_command_after_a_kill(store):
     for row in again:
         row["path"] = row["path"].removeprefix("bucket/")
         row["error"] = row["error"] and row["error"].removeprefix("bucket/")
-    check(again, ["photos"])
+    check(cli, again, ["photos"])
 
 
-def test_loop_of_shards_has_the_rows_of_one_process(work):
+def test_loop_of_shards_has_the_rows_of_one_process(work, cli):
     text = (TOP / "docs" / "predicting.md").read_text(encoding="utf-8")
     section = text.partition("## Several processes\n")[2]
     loop = re.split(r"```\w*\n", section)[1].split("```")[0]
@@ -172,7 +179,7 @@ def test_loop_of_shards_has_the_rows_of_one_process(work):
     program = f'mldec() {{ {sys.executable} -m mldec "$@"; }}\n'
     run("bash", "-c", program + loop.replace("outputs/finetune_frozen", "outputs/plain"))
     words = ["outputs/plain", "photos", "--jsonl", "whole.jsonl"]
-    run(sys.executable, "-m", "mldec", "predict", *words, status=1)
+    assert cli("predict", *words).status == 1
     for name in ("answers", "whole"):
         lines = sorted(Path(f"{name}.jsonl").read_text().splitlines())
         Path(f"{name}.jsonl").write_text("\n".join(lines))

@@ -6,22 +6,21 @@ import os
 import random
 import shutil
 import signal
-import sqlite3
-import subprocess
-import sys
 import tarfile
 import time
-from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import Forked, mldec_command
 from pictures import picture
-from support import assert_same_rows, wait_until
+from support import assert_same_rows
 
-IMAGES = 4000
-KILLS, SHARD_KILLS = 10, 5
-ENDS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
+from mldec.tools.predict import results
+
+IMAGES = 300
+ENDS = [signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGKILL]
+SHARD_KILLS = 4
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +42,25 @@ def photos(tmp_path_factory):
     return path
 
 
-def command(run, photos, *words):
+def predict(number, seconds, *words):
+    """Predict, and send this process a signal after some seconds of processor time."""
+    results.FLUSHED_ROWS = 25
+    # SIGPROF itself ends a process at any instruction, and a handler between two instructions.
+    if number != signal.SIGKILL:
+        signal.signal(signal.SIGPROF, lambda *_: os.kill(os.getpid(), number))
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        mldec_command("predict", *words)
+    finally:
+        Path("seconds").write_text(str(time.process_time()))
+
+
+def start(folder, run, photos, *words, number=signal.SIGKILL, seconds=0.0):
+    """Run a process to its end or a signal, and return its status. 0 seconds: no signal."""
     words = [run / "checkpoints" / "best.pt", photos, "--plugin", "patches", *words]
-    words += ["--threshold", "0", "--top", "2"]
-    return [sys.executable, "-m", "mldec", "predict", *map(str, words)]
+    words = [str(word) for word in [*words, "--threshold", "0", "--top", "2"]]
+    log = folder / "log.txt"
+    return Forked(predict, number, seconds, *words, cwd=folder.parent, out=log).wait()
 
 
 def to(folder):
@@ -54,32 +68,13 @@ def to(folder):
     return ["--jsonl", folder / "r.jsonl", "--features", folder / "r.npy"]
 
 
-def start(words, folder):
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with (folder / "log.txt").open("a") as log:
-        return subprocess.Popen(words, env=env, stdout=log, stderr=log, text=True)
-
-
-def done(folder):
-    """Return the number of rows of unfinished results."""
-    count = 0
-    for path in folder.glob("*.progress/rows.sqlite"):
-        # The command may be writing. `immutable` ignores its transaction.
-        with (
-            suppress(sqlite3.Error),
-            closing(sqlite3.connect(f"{path.as_uri()}?immutable=1", uri=True)) as rows,
-        ):
-            count += rows.execute("SELECT count(*) FROM rows").fetchone()[0]
-    return count
-
-
 @pytest.fixture(scope="module")
 def whole(digits_run, photos, tmp_path_factory):
-    """The folder of an uninterrupted result."""
-    folder = tmp_path_factory.mktemp("whole")
-    status = start(command(digits_run, photos, *to(folder)), folder).wait(timeout=240)
-    assert status == 1, (folder / "log.txt").read_text()
-    return folder
+    """The folder of an uninterrupted result, and its processor time in seconds."""
+    folder = tmp_path_factory.mktemp("whole") / "result"
+    folder.mkdir()
+    assert start(folder, digits_run, photos, *to(folder)) == 1, (folder / "log.txt").read_text()
+    return folder, float((folder.parent / "seconds").read_text())
 
 
 def check(folder, whole):
@@ -99,56 +94,47 @@ def check(folder, whole):
     ]
 
 
-def end_at_random(words, folder, generator, signals=ENDS):
-    """Start a process, send it a signal, and return its status."""
-    before = done(folder)
-    process = start(words, folder)
-
-    # Early signals arrive during imports, where libraries handle Ctrl-C.
-    is_early = generator.random() < 0.3
-    chosen = [name for name in signals if name != signal.SIGINT or not is_early]
-    wait_until(lambda: process.poll() is not None or is_early or done(folder) > before)
-    time.sleep(generator.random() * (5 if is_early else 1))
-    process.send_signal(generator.choice(chosen))
-    return process.wait(timeout=120)
-
-
 def test_killed_command_resumes_with_every_image_once(digits_run, photos, tmp_path, whole):
     generator = random.Random(0)
+    whole, limit = whole
     folder = tmp_path / "result"
     folder.mkdir()
-    words = command(digits_run, photos, *to(folder))
-    ends = 0
-    while ends < KILLS:
-        status = end_at_random(words, folder, generator)
+    remaining = list(ENDS)
+    while remaining:
+        number = remaining[-1]
+        # Python handles Ctrl-C until the command does.
+        earliest = 0.3 * limit if number == signal.SIGINT else 0.01
+        seconds = generator.uniform(earliest, limit)
+        status = start(folder, digits_run, photos, *to(folder), number=number, seconds=seconds)
         # 0: the previous process was killed after it had written the result.
         if status in (0, 1):
             check(folder, whole)
             shutil.rmtree(folder)
             folder.mkdir()
         else:
-            assert status in (143, 130, -9, -15, -2)
-            ends += 1
+            assert status in (143, 130, -signal.SIGPROF, -signal.SIGTERM)
+            remaining.pop()
 
-    assert start(words, folder).wait(timeout=240) in (0, 1)
+    assert start(folder, digits_run, photos, *to(folder)) in (0, 1)
     check(folder, whole)
 
 
 def test_killed_shards_have_the_rows_of_the_whole_result(digits_run, photos, tmp_path, whole):
     generator = random.Random(3)
+    whole, limit = whole
     remaining = [0, 1, 2]
     kills = 0
     while remaining:
         number = generator.choice(remaining)
-        name = f"{number}.jsonl"
-        words = ["--shard", f"{number}/3", "--jsonl", tmp_path / name]
-        signals = [signal.SIGKILL] if kills < SHARD_KILLS else [0]
-        status = end_at_random(command(digits_run, photos, *words), tmp_path, generator, signals)
+        words = ["--shard", f"{number}/3", "--jsonl", tmp_path / f"{number}.jsonl"]
+        seconds = generator.uniform(0.01, limit / 2) if kills < SHARD_KILLS else 0.0
+        status = start(tmp_path, digits_run, photos, *words, seconds=seconds)
         # Each shard has unreadable images.
-        assert status in (-9, 1), (tmp_path / "log.txt").read_text()
-        kills += status == -9
-        if status != -9:
+        assert status in (-signal.SIGPROF, 1), (tmp_path / "log.txt").read_text()
+        if status == 1:
             remaining.remove(number)
+        else:
+            kills += 1
     assert kills >= 3
 
     rows = []

@@ -1,12 +1,11 @@
 """Zero-shot training, evaluation and prediction of new classes by commands."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
-from support import CONFIGS
+from support import CONFIGS, train_here
 
 from mldec.files.torch_files import read_torch
 
@@ -33,10 +32,10 @@ QUICK = [
 def folder(tmp_path_factory):
     """Digits in the NUS-WIDE layout, and a finished run on them; tests must not change it."""
     folder = tmp_path_factory.mktemp("zsl")
-    made = f"{SCRIPT} --layout nuswide data --train 96 --val 48 --size 32".split()
-    for words in (made, ["-m", "mldec.train", *QUICK, "data.root=data", "data.cache_dir=cache"]):
-        done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    words = ["--layout", "nuswide", "data", "--train", "96", "--val", "48", "--size", "32"]
+    done = forked.run(forked.script, str(SCRIPT), *words, cwd=folder)
+    assert done.status == 0, done.err
+    train_here(folder, *QUICK, "data.root=data", "data.cache_dir=cache")
     return folder
 
 

@@ -1,22 +1,25 @@
 """Build the null GPU once per session, and run programs with it."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import forked
 import pytest
 import torch
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "source"
 SCRIPTS = HERE / "scripts"
-ROOT = HERE.parents[1]
+sys.path.insert(0, str(SCRIPTS))  # of the processes, too
+
+from null_gpu import reporting  # noqa: E402
 
 
 class Finished(NamedTuple):
@@ -35,52 +38,50 @@ class NullGPU:
     """Runs Python with a preloaded library that replaces the libraries of CUDA."""
 
     def __init__(self, libraries: Path) -> None:
-        self.libraries = libraries
+        self.counts = libraries / "counts"
+        self.variables = {
+            "LD_PRELOAD": str(libraries / "libnull_gpu.so"),
+            "LD_LIBRARY_PATH": str(libraries),
+            "NULL_GPU_COUNTS": str(self.counts),
+            "TORCH_CUDNN_V8_API_DISABLED": "1",  # plans of v8 need a device
+            "TRITON_CACHE_DIR": str(libraries / "triton"),
+            "OMP_NUM_THREADS": "1",
+        }
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self.variables.items():
+                patch.setenv(name, value)
+            forkserver.ensure_running()
 
     def run(
         self,
-        *words: str | Path,
+        job: Callable[..., Any] | str,
+        *words: Any,
         cwd: Path,
         devices: int = 1,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | None] | None = None,
     ) -> Finished:
-        """Run Python with null GPUs.
+        """Run a job in a process with null GPUs.
 
         Args:
-            words: Arguments of Python, such as "-m", "mldec", "train", or a file in scripts/ and
-                its arguments.
+            job: Function, or a file in scripts/.
+            words: Arguments of the job.
             cwd: Working folder.
             devices: Number of GPUs.
-            env: Additional environment variables.
+            env: Environment variables. None removes one.
         """
-        counts = self.libraries / "counts"
-        shutil.rmtree(counts, ignore_errors=True)
-        counts.mkdir()
-        variables = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]]),
-            "LD_PRELOAD": str(self.libraries / "libnull_gpu.so"),
-            "LD_LIBRARY_PATH": str(self.libraries),
-            "NULL_GPU_COUNTS": str(counts),
-            "NULL_GPU_DEVICES": str(devices),
-            "TORCH_CUDNN_V8_API_DISABLED": "1",  # plans of v8 need a device
-            "TRITON_CACHE_DIR": str(self.libraries / "triton"),
-            "OMP_NUM_THREADS": "1",
-            **(env or {}),
-        }
-
-        command = [sys.executable] + [str(word) for word in words]
-        if command[1].endswith(".py"):
-            command[1] = str(SCRIPTS / command[1])
-        done = subprocess.run(
-            command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=400
-        )
-        assert done.returncode == 0, done.stderr[-8000:]
+        if isinstance(job, str):
+            words = (str(SCRIPTS / job), *words)
+            job = forked.script
+        shutil.rmtree(self.counts, ignore_errors=True)
+        self.counts.mkdir()
+        variables = {**self.variables, "NULL_GPU_DEVICES": str(devices), **(env or {})}
+        done = forked.run(reporting, job, *words, cwd=cwd, env=variables)
+        assert done.status == 0, done.err[-8000:]
 
         total: Counter[str] = Counter()
-        for file in counts.iterdir():
+        for file in self.counts.iterdir():
             total.update(json.loads(file.read_text()))
-        return Finished(done.stdout, total)
+        return Finished(done.out, total)
 
 
 def _compile(*words: str | Path) -> None:

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from forked import mldec_command
 from PIL import Image
 
 DATA = "data.train_images=64 data.val_images=40 train.workers=0"
@@ -61,7 +62,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(null_gpu, folder):
     """A finished run in fp16 in a new process."""
-    return null_gpu.run("-m", "mldec.train", *FP16.split(), "train.epochs=2", cwd=folder)
+    return null_gpu.run(mldec_command, "train", *FP16.split(), "train.epochs=2", cwd=folder)
 
 
 @pytest.fixture(scope="module")

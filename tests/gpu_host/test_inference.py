@@ -67,11 +67,11 @@ def test_short_jobs_do_not_search_for_kernels(null_gpu, folder):
     assert result["evaluate"] == {"few": False, "many": True}
 
 
-def test_compilation_without_compiler_is_an_error(null_gpu, folder, monkeypatch):
-    monkeypatch.delenv("CC", raising=False)
+def test_compilation_without_compiler_is_an_error(null_gpu, folder):
     empty = folder / "empty"
     empty.mkdir()
     env = {
+        "CC": None,
         "PATH": str(empty),
         "TRITON_CACHE_DIR": str(empty),
         "TORCHINDUCTOR_CACHE_DIR": str(empty),

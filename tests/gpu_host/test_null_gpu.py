@@ -1,5 +1,8 @@
 """Counts and copies of the null GPU."""
 
+import os
+import sys
+
 
 def test_copies_arrive_when_host_waits(null_gpu, tmp_path):
     result = null_gpu.run("device.py", cwd=tmp_path, devices=2).result
@@ -21,6 +24,7 @@ def test_copies_arrive_when_host_waits(null_gpu, tmp_path):
 
 def test_process_writes_its_counts(null_gpu, tmp_path):
     program = "import torch; torch.ones(3, device='cuda').sum().item()"
-    counts = null_gpu.run("-c", program, cwd=tmp_path).counts
+    words = (sys.executable, [sys.executable, "-c", program])
+    counts = null_gpu.run(os.execv, *words, cwd=tmp_path).counts
     assert counts["launches"] == 2
     assert counts["stream_waits"] == 1

@@ -1,10 +1,6 @@
-"""Train in float64 without batch norm, to compare one process with several.
-
-Run `torchrun divided.py FOLDER [SETTING ...]`. A second call resumes.
-"""
+"""Train in float64 without batch norm, to compare one process with several."""
 
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -15,7 +11,9 @@ from mldec.runtime.console import to_console
 from mldec.runtime.signals import listening
 
 
-def main(folder: Path, *words: str) -> None:
+def main(name: str, *words: str) -> None:
+    """Train in a folder. A second call resumes."""
+    folder = Path(name)
     config = settings(
         "train.epochs=3",
         "train.stop_epoch=2",
@@ -43,7 +41,3 @@ def main(folder: Path, *words: str) -> None:
         if distributed.is_main():
             outcome = {"bad_images": job.bad_images, "metrics": metrics}
             (folder / "outcome.json").write_text(json.dumps(outcome))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,4 +1,4 @@
-"""The training split of Open Images at full size, with random labels. Run with -s for figures."""
+"""A quarter of the training split of Open Images, with random labels. Run with -s for figures."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from mldec.data.labels import from_statements
 from mldec.data.readers import openimages
 from mldec.data.table import Table
 
-IMAGES, CLASSES, STATEMENTS, WORKERS = 9_011_219, 9_605, 57_524_352, 8
+IMAGES, CLASSES, STATEMENTS, WORKERS = 2_252_804, 9_605, 14_381_088, 8
 GIB = 2**30
 
 
@@ -65,7 +65,7 @@ def load(root, pipe):
     pipe.send((seconds, total, len(labels), len(labels.values)))
 
 
-def test_nine_million_images_load_from_cache(tmp_path):
+def test_two_million_images_load_from_cache(tmp_path):
     root = tmp_path / "openimages"
     (root / "annotations").mkdir(parents=True)
     names = [
@@ -90,5 +90,5 @@ def test_nine_million_images_load_from_cache(tmp_path):
     )
     assert images == IMAGES
     assert statements > 0.95 * STATEMENTS
-    assert seconds < 60
-    assert gib < 4
+    assert seconds < 15
+    assert gib < 1.5  # with the imports of nine processes

@@ -149,26 +149,27 @@ def library(tmp_path):
     for number in range(40):
         picture(32, 32, seed=number).save(folder / f"{number:02}.jpg")
     exiftool("-XMP-dc:Subject=sea", "-IPTC:Keywords=cat", *sorted(folder.glob("?[0-2].jpg")))
-    for path in folder.glob("?[2-4].jpg"):
-        exiftool("-Subject=Paris", "-TagsList=Places/Paris", f"{path}.xmp")
-    for path in folder.glob("?[5-6].jpg"):
-        exiftool("-Subject=tree", "-XMP:Rating=2", path.with_suffix(".xmp"))
+    sidecars = [f"{path}.xmp" for path in folder.glob("?[2-4].jpg")]
+    exiftool("-Subject=Paris", "-TagsList=Places/Paris", *sidecars)
+    sidecars = [path.with_suffix(".xmp") for path in folder.glob("?[5-6].jpg")]
+    exiftool("-Subject=tree", "-XMP:Rating=2", *sidecars)
     return folder
 
 
 def predict(best, library, parent):
-    words = [
-        "predict",
-        best,
-        library,
-        "--plugin",
-        "patches",
-        "--device",
-        "cpu",
+    words = ["predict", best, library, "--plugin", "patches", "--device", "cpu"]
+    words += [
         "--batch-size",
         "1",
+        "--threshold",
+        "0",
+        "--top",
+        "2",
+        "--suggest",
+        "--xmp",
+        "--xmp-parent",
+        parent,
     ]
-    words += ["--threshold", "0", "--top", "2", "--suggest", "--xmp", "--xmp-parent", parent]
     sys.argv[1:] = [str(word) for word in words]
     from mldec.__main__ import main
 
@@ -195,7 +196,7 @@ def run_and_kill(best, library, parent, after=None, seconds=0.0):
     return process.exitcode
 
 
-def test_thirty_kills(best, library):
+def test_killed_commands_leave_complete_sidecars(best, library):
     """Each sidecar is old or new. A complete run and an undo restore the library."""
     before = content_of(library)
     expected = {}
@@ -209,7 +210,7 @@ def test_thirty_kills(best, library):
 
     chance = random.Random(0)
     killed = 0
-    for number in range(30):
+    for number in range(10):
         status = run_and_kill(
             best, library, "AB"[number % 2], chance.randrange(30), chance.uniform(0, 0.005)
         )
@@ -218,7 +219,7 @@ def test_thirty_kills(best, library):
             if not path.name.endswith(".tmp"):
                 states = [before.get(path), expected["A"].get(path), expected["B"].get(path)]
                 assert content in states
-    assert killed > 10
+    assert killed >= 3
 
     assert run_and_kill(best, library, "A") == 0
     after = content_of(library)

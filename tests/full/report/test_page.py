@@ -1,8 +1,6 @@
 """The page of a report in a browser: its table, charts, slider and safety."""
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +9,7 @@ from browser import opened
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
-from support import QUICK, wait_until
+from support import QUICK, train_here, wait_until
 
 from mldec.tools import report
 from mldec.tools.report.content import build_content, open_checkpoint, open_other
@@ -58,10 +56,10 @@ def contents(digits_run, tmp_path_factory):
     """Reports on multi-label and single-label digits."""
     folder = tmp_path_factory.mktemp("runs")
     words = ["+experiment=digits_single", *QUICK[1:]]
-    subprocess.run([sys.executable, "-m", "mldec.train", *words], cwd=folder, check=True)
+    outputs = train_here(folder, *words)
     checkpoints = digits_run / "checkpoints"
     several = content_of(checkpoints / "best.pt", checkpoints / "last.1.pt")
-    single = folder / "outputs" / "digits_single" / "checkpoints"
+    single = outputs / "digits_single" / "checkpoints"
     return {
         "several": hostile(several),
         "single": content_of(single / "best.pt", single / "last.1.pt"),

@@ -77,7 +77,7 @@ def test_a_part_is_killed_with_its_descendants(script, tmp_path):
 
 # The other parts are further calls of the same commands.
 def test_parts_run_on_a_cpu(tmp_path):
-    command, parts = "inference", ["loader", "predict"]
+    command, parts = "inference", ["loader"]
     out = tmp_path / "report.json"
     words = [str(TOP / "scripts" / "maintainers" / "gpu_report.sh"), command, str(out), *parts]
     environment = {**os.environ, "DEVICE": "cpu", "MINUTES": "60"}

@@ -1,13 +1,11 @@
 """Runs with losses that keep a state per training image."""
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked import mldec_command, run, torchrun
 from photos import write_photos
 from support import CONFIGS, assert_equal, numbers, one_line
 
@@ -48,9 +46,9 @@ def test_killed_run_resumes_with_the_state_of_the_images(loss, photos, cli):
     assert cli("train", *words, "name=whole").status == 0
 
     # The tenth forward pass is in the second epoch.
-    command = [sys.executable, "-m", "mldec.train", *words, "name=parts"]
-    env = {**os.environ, "PATCHES_SIGNAL": "SIGKILL:10"}
-    assert subprocess.run(command, env=env, capture_output=True).returncode == -signal.SIGKILL
+    env = {"PATCHES_SIGNAL": "SIGKILL:10"}
+    killed = run(mldec_command, "train", *words, "name=parts", env=env)
+    assert killed.status == -signal.SIGKILL
     _, saved = load_newest(Path("outputs/parts/checkpoints/last.pt"))
     assert 4 < saved.step < 8
     assert cli("train", *words, "name=parts", "resume=auto").status == 0
@@ -82,14 +80,12 @@ def test_errors_name_the_setting(words, named, photos, cli):
     settings = WORDS
     if "data=digits" in words:
         settings = [word for word in WORDS if not word.startswith("data.")]
-    run = cli("train", *settings, *words)
-    assert run.status in (1, 2)
-    one_line(run.err, named)
+    done = cli("train", *settings, *words)
+    assert done.status in (1, 2)
+    one_line(done.err, named)
 
 
 def test_several_processes_are_refused(photos):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    command += ["-m", "mldec.train", *WORDS, "loss=role"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "loss: ROLE" in done.stderr + done.stdout
+    done = run(torchrun, 2, 0, mldec_command, "train", *WORDS, "loss=role")
+    assert done.status != 0
+    assert "loss: ROLE" in done.err + done.out

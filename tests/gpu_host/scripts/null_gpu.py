@@ -4,17 +4,24 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any, NoReturn
 
-_library = ctypes.CDLL(None)
-_library.null_gpu_counts.restype = ctypes.c_char_p
+
+@cache
+def library() -> ctypes.CDLL:
+    """Return the preloaded library."""
+    library = ctypes.CDLL(None)
+    library.null_gpu_counts.restype = ctypes.c_char_p
+    return library
 
 
 def counts() -> dict[str, int]:
     """Return the counts of this process since its start; see null_gpu.h."""
-    return json.loads(_library.null_gpu_counts())
+    return json.loads(library().null_gpu_counts())
 
 
 @contextmanager
@@ -33,9 +40,19 @@ def truths() -> Iterator[None]:
 
     Booleans are then true, and floats are small. Wider integers are huge.
     """
-    _library.null_gpu_read_unknown_as(1)
+    library().null_gpu_read_unknown_as(1)
     yield
-    _library.null_gpu_read_unknown_as(0)
+    library().null_gpu_read_unknown_as(0)
+
+
+def reporting(job: Callable[..., Any], *arguments: Any) -> None:
+    """Run a job. Then write the counts as at the end of a process, which a fork does not reach."""
+    try:
+        job(*arguments)
+    finally:
+        if counts()["allocations"] > 0:
+            path = Path(os.environ["NULL_GPU_COUNTS"], f"{os.getpid()}.json")
+            path.write_text(json.dumps(counts()))
 
 
 def finish(result: Any) -> NoReturn:

@@ -33,8 +33,16 @@ constexpr int MAX_DEVICES = 8;
 constexpr size_t DEVICE_BYTES = 80ul << 30;
 
 // An A100: for an H100 torch prefers cuDNN's attention, whose plans cannot be made without one.
-const int CAPABILITY = setting("NULL_GPU_CAPABILITY", 80);
-const int DEVICES = setting("NULL_GPU_DEVICES", 1);
+// They are read at the first call, because a forked process may set them.
+int capability() {
+    static const int value = setting("NULL_GPU_CAPABILITY", 80);
+    return value;
+}
+
+int devices() {
+    static const int value = setting("NULL_GPU_DEVICES", 1);
+    return value;
+}
 
 thread_local int current_device = 0;
 
@@ -310,7 +318,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t function, void* data) 
 // ---- Devices
 
 cudaError_t cudaGetDeviceCount(int* number) {
-    *number = DEVICES;
+    *number = devices();
     return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
@@ -318,7 +326,7 @@ cudaError_t cudaGetDevice(int* device) {
     return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
-    if (device < 0 || device >= DEVICES) return cudaErrorInvalidDevice;
+    if (device < 0 || device >= devices()) return cudaErrorInvalidDevice;
     current_device = device;
     return cudaSuccess;
 }
@@ -362,8 +370,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* device, int) {
     memset(device, 0, sizeof *device);
     strcpy(device->name, "null GPU");
     device->totalGlobalMem = DEVICE_BYTES;
-    device->major = CAPABILITY / 10;
-    device->minor = CAPABILITY % 10;
+    device->major = capability() / 10;
+    device->minor = capability() % 10;
     device->warpSize = 32;
     device->multiProcessorCount = 108;
     device->regsPerBlock = 65536;
@@ -415,8 +423,8 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
     memset(attributes, 0, sizeof *attributes);
     attributes->maxThreadsPerBlock = 1024;
     attributes->numRegs = 32;
-    attributes->binaryVersion = CAPABILITY;
-    attributes->ptxVersion = CAPABILITY;
+    attributes->binaryVersion = capability();
+    attributes->ptxVersion = capability();
     attributes->maxDynamicSharedSizeBytes = 163 << 10;
     return cudaSuccess;
 }
