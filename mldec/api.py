@@ -368,6 +368,8 @@ class Run:
     ) -> Any:
         """Call the function of a command. `kind` is the class of its options."""
         data = options.pop("data", None)
+        if data is not None and "in_memory" not in kind.__dataclass_fields__:
+            raise ConfigError("data: this method does not use it; remove it")
         if data is not None:
             if not is_dataset(data):
                 message = "it is not a data set in memory; pass settings as overrides"

@@ -209,6 +209,7 @@ def reuse_left_out(data: DataModule, loaded: Loaded, config: Config) -> DataModu
         if split is None or "checked" not in stored:
             return None
         row_of = {name: row for row, name in enumerate(image_names(data.val, config).tolist())}
+        # A few images of the run may not include a checked one.
         checked_names = stored["names"][stored["checked"]].tolist()
         for name, expected in zip(checked_names, stored["checksums"].tolist(), strict=True):
             if name in row_of and checksum(dataset, row_of[name]) != expected:

@@ -205,9 +205,10 @@ class ModelOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.classes is not None and self.class_names is not None:
-            raise OptionError("classes", "it excludes a file of class names; leave one out")
+            raise OptionError("classes", "it excludes class_names, a file; remove one")
         if self.compile and self.engine == EngineName.openvino.value:
-            raise OptionError("engine", "openvino does not support a compiled network; omit one")
+            fault = "openvino does not support a compiled network"
+            raise OptionError("engine", f"{fault}; remove engine or compile")
 
 
 @dataclass(frozen=True, kw_only=True)

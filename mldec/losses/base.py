@@ -90,14 +90,29 @@ def as_loss(loss: Callable[..., Tensor]) -> Loss:
     Raises:
         ConfigError: If `reduction` is missing or invalid.
     """
-    return loss if isinstance(loss, Loss) else _Adapted(loss)
+    adapted = loss if isinstance(loss, Loss) else _Adapted(loss)
+    # The learning rate depends on it, so third-party losses have no default.
+    declares = adapted is loss or hasattr(loss, "reduction")
+    if not declares or adapted.reduction not in ("sum", "mean"):
+        raise ConfigError(
+            f'loss: {adapted.name} needs an attribute reduction, "sum" or "mean"; see '
+            f"docs/extending.md"
+        )
+    return adapted
 
 
 class _Adapted(Loss):
     """A module or function that does not inherit from `Loss`."""
 
-    ADOPTED: tuple[str, ...] = ("reduction", "exclusive", "soft", "per_image", "lr_factor")
-    ADOPTED += ("logit_adjustment", "start_epoch")
+    ADOPTED = (
+        "reduction",
+        "exclusive",
+        "soft",
+        "per_image",
+        "lr_factor",
+        "logit_adjustment",
+        "start_epoch",
+    )
 
     def __init__(self, loss: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -109,12 +124,6 @@ class _Adapted(Loss):
         for name in self.ADOPTED:
             if hasattr(loss, name):
                 setattr(self, name, getattr(loss, name))
-        # There is no default, because a wrong reduction would silently change the learning rate.
-        if vars(self).get("reduction") not in ("sum", "mean"):
-            raise ConfigError(
-                f'loss: {self.name} needs an attribute reduction, "sum" or "mean"; see '
-                f"docs/extending.md"
-            )
 
     def forward(self, logits: Tensor, targets: Tensor, index: Tensor | None = None) -> Tensor:
         self.module.progress = self.progress  # type: ignore[assignment]

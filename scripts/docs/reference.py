@@ -453,7 +453,8 @@ def signature_of(name: str, item: Any) -> str:
     for parameter in call.parameters.values():
         if parameter.name in ("self", "cls"):
             continue
-        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in "".join(parts):
+        has_star = any(part.startswith("*") for part in parts)
+        if parameter.kind is parameter.KEYWORD_ONLY and not has_star:
             parts.append("*")
         parts.append(str(parameter))
     result = ""

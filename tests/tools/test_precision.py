@@ -43,7 +43,8 @@ def test_commands_decide_in_fp32_unless_the_user_asks_for_less(
 
 def test_report_scores_in_fp32(trained_in_bf16):
     words = [trained_in_bf16, "--plugin=patches", "--out=r.html"]
-    setup = open_checkpoint(report.parser().parse_args(words))
+    options = report.ReportOptions.of(vars(report.parser().parse_args(words)))
+    setup = open_checkpoint(options)
     assert setup.config.train.precision is Precision.fp32
 
 

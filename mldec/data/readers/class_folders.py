@@ -111,7 +111,7 @@ def folders(
         classes: Class names in order, or a text file with one name per line. None takes the sorted
             folder names of `train`.
         exclusive: Always True: each image has exactly one label, see `csv_table`.
-        division: Held-out images if `root` has no folders `train` and `val`.
+        division: Held-out images if `root` has no folders of splits.
     """
     evaluator = single_label(top_k)
     folder = check_folder(root, "a folder per class")

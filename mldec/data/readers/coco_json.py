@@ -1,4 +1,4 @@
-"""MS-COCO as multi-label classification, and its zero-shot split."""
+"""MS-COCO and other JSON files of its form as multi-label data, and its zero-shot split."""
 
 import logging
 import os
@@ -63,9 +63,11 @@ def coco(
     def load(split: str, cache_dir: str | None) -> StoredImages:
         files = _find_files(folder)
         name = find_split(split, files)
-        # A single file is divided. An official split such as train2014 is not, because its
-        # validation split has a file of its own.
-        is_single = len(files) == 1 and val in SPLITS and find_split(val, files) not in files
+        # A single file of training images is divided. An official split such as train2014 is not,
+        # because its validation split has a file of its own, and a split that the user has named,
+        # such as test, must exist.
+        is_single = len(files) == 1 and (train, val) == ("train", "val")
+        is_single &= all(SPLITS.get(found.lower(), "train") == "train" for found in files)
         if is_single:
             name = next(iter(files))
         elif split == val:

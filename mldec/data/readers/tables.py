@@ -53,11 +53,10 @@ _RULES = Rules()
 # Files that identify a dataset format, and the settings that read it.
 _LAYOUTS = {
     "data.yaml": "data=yolo",
-    "data.yml": "data=yolo data.file=data.yml",
+    "data.yml": "data=yolo",
     "obj.names": "data=yolo",
     "annotations/instances_train.json": "data=coco_json",
     "annotations/instances_default.json": "data=coco_json",
-    "result.json": "data=coco_json",
     "train/_annotations.coco.json": "data=coco_json",
     "annotations.xml": "data=cvat",
     "train/labels.json": "data=fiftyone",
@@ -282,8 +281,12 @@ def find_layouts(folder: Path) -> dict[str, str]:
     """Return the files of known dataset formats in a folder, and the settings that read them."""
     layouts = {name: settings for name, settings in _LAYOUTS.items() if (folder / name).exists()}
     # At least two folders with images are class folders. They may be in folders of splits.
+    # A test folder often has images without classes.
     inner = [Path(entry.path) for entry in user_entries(folder) if entry.is_dir()]
-    parts = [path for path in inner if path.name.lower() in SPLITS] or [folder]
+    meanings = {path: SPLITS.get(path.name.lower()) for path in inner}
+    parts = [folder]
+    if "train" in meanings.values():
+        parts = [path for path, meaning in meanings.items() if meaning in ("train", "val")]
     if not layouts and all(sum(map(_has_image, user_entries(part))) > 1 for part in parts):
         layouts["class folders"] = "data=folders"
     return layouts

@@ -55,7 +55,7 @@ def yolo(
     source = folder / path_inside(file, "data.file")
     if not source.is_file() and (folder / DARKNET).is_file():
         source = folder / DARKNET
-    elif not source.is_file():
+    elif file == "data.yaml" and not source.is_file():
         # Many data sets call the file dataset.yaml, or by their own name.
         files = [path for path in folder.iterdir() if path.suffix in (".yaml", ".yml")]
         source = files[0] if len(files) == 1 else source

@@ -10,7 +10,7 @@ import torch
 
 from mldec.data.fingerprint import fingerprint
 from mldec.data.types import Split, StoredImages, fixed_sample
-from mldec.errors import DataError
+from mldec.errors import DataError, UserError
 from mldec.evaluation.frozen_features import reuse_tokens
 from mldec.evaluation.left_out import TrainingImages, image_names, read_training_images
 from mldec.evaluation.open import EvaluationSetup
@@ -49,14 +49,15 @@ def find_training_photos(
         return TrainingPhotos(note="Training photos are not shown: their features are not stored.")
     try:
         train = setup.data.train
-    except DataError as error:
+    except UserError as error:
         return TrainingPhotos(note=f"Training photos are not shown: {error}.")
     # Photos of other data may have the same names.
     if loaded.fingerprint is None or loaded.fingerprint.files != fingerprint(train).files:
         return TrainingPhotos(note="Training photos are not shown: the training data has changed.")
 
     speaking = explain(training, rows, setup, indices, decisions)
-    names = {name for own in speaking.values() for found in own.values() for name, _ in found}
+    shown = {name for own in speaking.values() for found in own.values() for name, _ in found}
+    names = sorted(shown)
     images = train.viewed(setup.data.transform).dataset
     index_of = {os.fsdecode(key): n for n, key in enumerate(image_names(train, setup.config))}
 

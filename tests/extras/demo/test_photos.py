@@ -12,6 +12,9 @@ from pictures import picture, png
 from starlette.testclient import TestClient
 
 from mldec.data.images import read_image
+from mldec.data.labels import from_dense
+from mldec.data.table import Table, encode_paths
+from mldec.data.types import in_folder
 from mldec.errors import ConfigError, DataError
 from mldec.evaluation import left_out
 from mldec.heads import RidgeHead
@@ -26,6 +29,12 @@ NAMES = ("a/0.png", "a/1.png", "../secret.png", "link.png", "linked/5.png", "gon
 def client_of(predictor, examples=()):
     application = create_app(predictor, examples=examples)
     return TestClient(application, base_url="http://127.0.0.1:7860")
+
+
+def stored(folder, labels):
+    files = encode_paths([f"a/{number}.png" for number in range(len(labels))])
+    classes = tuple(f"class {number}" for number in range(labels.shape[1]))
+    return in_folder(Table(files, from_dense(labels), classes), folder)
 
 
 @pytest.fixture
@@ -51,7 +60,7 @@ def ridge(tmp_path):
     labels = (np.random.default_rng(0).random((24, networks.CLASSES)) < 0.5).astype(np.int8)
     head = RidgeHead(tokens.shape[1], networks.CLASSES).fit(tokens, labels)
     encoded = np.array([os.fsencode(name) for name in names])
-    left_out.write(folder, head, encoded, head.left_out, np.arange(24))
+    left_out.write(folder, head, stored(own, labels), encoded, head.left_out, np.arange(24))
     model = Classifier(loaded.model.backbone, head).eval()
     return TorchEngine(replace(loaded, model=model, path=folder / "best.pt"))
 
@@ -119,7 +128,9 @@ def test_reasons_without_training_photos_are_named(ridge, tmp_path):
     # A fit to many photos stores no features.
     head = ridge.loaded.model.head
     head.examples = None
-    left_out.write(tmp_path / "run", head, np.array([b"a/0.png"]), head.left_out[:1], np.arange(1))
+    names = np.array([b"a/0.png"])
+    images = stored(tmp_path / "own", np.zeros((1, 2), np.int8))
+    left_out.write(tmp_path / "run", head, images, names, head.left_out[:1], np.arange(1))
     exported = ExportedEngine(OnnxFile(networks.save_onnx(tmp_path / "x.onnx", "gap")))
     for engine in (TorchEngine(networks.loaded("gap")), exported, ridge):
         with pytest.raises(ConfigError, match="--training-photos"):
