@@ -61,7 +61,7 @@ class CheckpointFiles:
 
         best.pt is older if the run was killed after it wrote last.pt.
         """
-        if not distributed.is_main() or path.parent != self.last.parent:
+        if not distributed.is_main() or path.resolve().parent != self.last.parent.resolve():
             return
 
         # Equal hashes: best.pt was written before the run was killed.
