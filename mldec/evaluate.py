@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mldec import cli
 from mldec.errors import CheckpointError, ConfigError, say
-from mldec.evaluation.options import EvalOptions, option
+from mldec.evaluation.options import EvalOptions, option, whole
 from mldec.evaluation.output import is_count, meaning
 from mldec.files.atomic import STANDARD_OUTPUT, check_targets, write_json, write_result
 
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("mldec")
 
 MOST_LISTED = 30  # with more classes, per-class values are not printed
+
+
+def two_counts(value: Sequence[Any]) -> tuple[int, int]:
+    """Convert two numbers of images."""
+    low, high = map(whole, value)
+    return low, high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +41,7 @@ class EvaluateOptions(EvalOptions):
     groups: Sequence[int] | None = option(
         "also compute the mAP of head, medium and tail classes, with at least HIGH, LOW to "
         "HIGH - 1 and fewer than LOW training images; reads the training labels",
-        tuple,
+        two_counts,
         type=int,
         nargs=2,
         metavar=("LOW", "HIGH"),

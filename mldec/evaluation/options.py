@@ -68,6 +68,8 @@ def texts(value: str | Sequence[str]) -> tuple[str, ...]:
 def split_names(value: str | Sequence[str]) -> tuple[str, ...]:
     """Convert a list of class names, or text with commas. None, or a duplicate, is an error."""
     names = value.split(",") if isinstance(value, str) else value
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{value!r} is not a list of class names; write them as text")
     names = tuple(name.strip() for name in names if name.strip())
     if not names:
         raise ValueError(f"{value!r} has no class names; separate names with commas")
@@ -101,9 +103,16 @@ def option(
     return field(default=default, metadata={"check": check, "argument": argument})
 
 
+def boolean(value: Any) -> bool:
+    """Return True or False. Other values, such as the text "no", raise ValueError."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is not True or False")
+    return value
+
+
 def flag(text: str) -> Any:
     """Return the field of an option without a value, which is False by default."""
-    return option(text, bool, False)
+    return option(text, boolean, False)
 
 
 @dataclass(frozen=True, kw_only=True)

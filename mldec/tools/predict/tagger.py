@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from mldec.errors import DataError
+from mldec.errors import DataError, OptionError
 from mldec.runtime.signals import StopRequest
 from mldec.tools.predict.answers import Predictor, Rule, chosen_rule, entries
 from mldec.tools.predict.decode import Item
@@ -36,6 +36,10 @@ class Tagger:
         options = {"batch_size": batch_size, "workers": 0, **options}
         self._options = ScoringOptions.from_keywords(options, checkpoint=str(checkpoint))
         self._content = content
+        if content not in get_args(Content):
+            raise OptionError(
+                "content", f"{content!r} is not one of {', '.join(get_args(Content))}"
+            )
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """Return the columns without images, and the columns `error`, `classes` and `scores`.
