@@ -45,6 +45,8 @@ def test_command_line_and_keywords_give_equal_options(words, keywords):
         {"workers": -1},
         {"classes": " , "},
         {"classes": ["a", "b", "a"]},
+        {"classes": [1, 2]},
+        {"compile": "no"},
         {"classes": "a", "class_names": "n.txt"},
         {"engine": "openvino", "compile": True},
         {"precision": "fp64"},
