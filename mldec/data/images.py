@@ -203,38 +203,26 @@ def as_file(photo: Any, name: str) -> bytes:
     return buffer.getvalue()
 
 
-def open_image(
-    path: str | Path,
-    content: bytes | None = None,
-    *,
-    draft: int | None = None,
-    decoder: str = "pillow",
-) -> Image.Image | Tensor:
-    """Read an image file as `read_image`, with one of `DECODERS`. All return the same pixels.
-
-    "simplejpeg" decodes JPEG files to uint8 [4, H, W] with an unused last channel, and uses Pillow
-    for other files.
-    """
-    if content is None:
-        content = read_bytes(Path(path))
-
-    if decoder == "simplejpeg" and draft is None:
-        pixels = _by_simplejpeg(content)
-        if pixels is not None:
-            return pixels
-    return read_image(path, content, draft=draft)
-
-
 def load_image(
     path: str | Path,
-    transform: Callable[[Image.Image | Tensor], Tensor],
+    transform: Callable[[Any], Tensor],
     content: bytes | None = None,
     *,
     draft: int | None = None,
     decoder: str = "pillow",
 ) -> Tensor:
-    """Read an image file with `open_image` and transform it to uint8 [3, S, S]."""
-    image = open_image(path, content, draft=draft, decoder=decoder)
+    """Read an image file as `read_image`, and transform it to uint8 [3, S, S].
+
+    All `DECODERS` return the same pixels. "simplejpeg" decodes JPEG files to uint8 [4, H, W] with
+    an unused last channel, and uses Pillow for other files.
+    """
+    if content is None:
+        content = read_bytes(Path(path))
+    image: Image.Image | Tensor | None = None
+    if decoder == "simplejpeg" and draft is None:
+        image = _by_simplejpeg(content)
+    if image is None:
+        image = read_image(path, content, draft=draft)
     try:
         return transform(image)
     except DataError as error:

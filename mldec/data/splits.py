@@ -1,6 +1,5 @@
 """Validation splits and cross-validation folds."""
 
-import logging
 import math
 import os
 import re
@@ -14,11 +13,8 @@ import numpy as np
 
 from mldec.data.labels import Labels, from_statements
 from mldec.data.table import Table
-from mldec.errors import ConfigError, DataError
+from mldec.errors import ConfigError, DataError, log
 from mldec.names import format_list
-
-log = logging.getLogger("mldec")
-
 
 # Common names of splits, and their meaning.
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
@@ -50,11 +46,6 @@ def check_val(val: str, present: Collection[str], where: Path) -> None:
 def log_split(what: str, split: str, table: Table) -> None:
     """Log the size of a split and warn about classes without a positive image."""
     log.info(f"{what} {split}: {len(table):,} images, {len(table.classes)} classes")
-    warn_empty_classes(what, split, table)
-
-
-def warn_empty_classes(what: str, split: str, table: Table) -> None:
-    """Log a warning with the names of classes without a positive image."""
     empty = np.flatnonzero(table.labels.counts() == 0)
     if len(empty) and len(table):
         names = format_list([repr(table.classes[column]) for column in empty])

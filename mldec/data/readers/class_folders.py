@@ -1,6 +1,5 @@
 """Single-label images with one folder per class, and ImageNet-1k with a folder per WordNet id."""
 
-import logging
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -31,8 +30,6 @@ from mldec.names import (
     indices_of,
     unknown_class,
 )
-
-log = logging.getLogger("mldec")
 
 
 def read_class_folders(
@@ -140,7 +137,7 @@ def folders(
         skipped = SkippedFiles()
         for class_folder in list_class_folders(images, skipped):
             for entry in user_entries(images / class_folder, skipped):
-                skipped.add(f"{class_folder}/{entry.name}")
+                skipped.accepts(f"{class_folder}/{entry.name}")
         if skipped and not len(table):
             raise DataError(f"{images}: no supported image; {skipped}")
         # An undivided folder has the same files for both splits. Warn only once.

@@ -1,7 +1,6 @@
 """Open Images V6: 57 million human-verified labels of 9,605 classes, read in chunks."""
 
 import json
-import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,14 +17,11 @@ from mldec.data.splits import log_split
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import partial_labels
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, naming_errors
+from mldec.errors import DataError, log, naming_errors
 from mldec.files.tables import csv_columns
 from mldec.files.text import read_lines
 from mldec.files.torch_files import read_torch
 from mldec.names import abbreviate, check_names, disambiguate, indices_of, without_quotes
-
-log = logging.getLogger("mldec")
-
 
 # Maps a split (and image folder) to the file of its human-verified labels.
 LABELS = {
@@ -217,10 +213,9 @@ def _parse_miil(
     files, splits, images, classes, values = _read_csv(data, codes)
 
     # Sorting millions of paths takes less memory than a dictionary.
-    ordered = np.sort(files)
-    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-    if len(repeated):
-        name = repeated[0].decode(errors="replace")
+    names_of_files, counts = np.unique(files, return_counts=True)
+    if len(names_of_files) < len(files):
+        name = names_of_files[counts.argmax()].decode(errors="replace")
         raise DataError(f"{data}: the image {name} is listed twice; remove one")
 
     # Map the code of each MID to a column of the class list, or -1.

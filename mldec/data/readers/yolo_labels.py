@@ -4,25 +4,21 @@ Paths follow the documentation of Ultralytics, https://docs.ultralytics.com/data
 form of darknet (obj.names, train.txt and valid.txt) is read as well.
 """
 
-import logging
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mldec.data.images import READ
 from mldec.data.photos import PhotoFinder, SkippedFiles, files_below
 from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
 from mldec.data.table import Table, TableBuilder, path_inside
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, naming_errors
+from mldec.errors import DataError, log, naming_errors
 from mldec.files.text import expect, read_lines, read_text, read_yaml
 from mldec.names import abbreviate, check_names
-
-log = logging.getLogger("mldec")
 
 NULL = ("", "null", "~")  # YAML without a value, read as text
 DARKNET = "obj.names"  # class names in the form of darknet, one per line
@@ -178,8 +174,7 @@ def _images(path: Path, skipped: SkippedFiles) -> list[Path]:
     images = []
     if path.is_dir():
         for file in map(Path, files_below(path, skipped)):
-            skipped.add(str(file))
-            if file.suffix.lower() in READ:
+            if skipped.accepts(str(file)):
                 images.append(file)
         return images
 
