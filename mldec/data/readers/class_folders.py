@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from functools import partial
-from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -61,12 +60,9 @@ def read_class_folders(
         labels = from_single(np.array(classes, np.int32), len(display_names))
         return Table(encode_paths(files), labels, display_names)
 
-    # The key has a hash of the names, because a plain list of names would be ambiguous.
     chosen = (tuple(class_names), display_names, sorted(READ))
-    settings = sha256(os.fsencode(repr(chosen))).hexdigest()
-    sources = [folder]
-    sources += [folder / name for name in present]
-    return cached_table(f"folders 2 {settings}", sources, parse, cache_dir)
+    sources = [folder] + [folder / name for name in present]
+    return cached_table(f"folders 2 {chosen}", sources, parse, cache_dir)
 
 
 def list_class_folders(folder: Path, skipped: SkippedFiles | None = None) -> list[str]:
@@ -244,9 +240,8 @@ def _read_split(root: Path, split: str, wnids: list[str], cache_dir: str | None)
     if solution is None or not list_images(folder):
         fault = f"there is neither a folder per class nor {_SOLUTION}"
         raise DataError(f"{folder}: {fault}; unpack and sort the official archives")
-    settings = sha256(" ".join(wnids).encode()).hexdigest()
     parse = partial(_parse_solution, solution, wnids, names)
-    return cached_table(f"imagenet {settings}", [solution], parse, cache_dir)
+    return cached_table(f"imagenet {wnids}", [solution], parse, cache_dir)
 
 
 def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) -> Table:

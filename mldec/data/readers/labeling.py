@@ -94,9 +94,8 @@ def label_studio(
     """
 
     def parse(path: Path, found: Export, split: str) -> None:
-        tasks = read_json(path)
-        if not isinstance(tasks, list):
-            raise DataError(f"{path}: it is not a list of tasks; export it as JSON")
+        with naming_errors(path, DataError, remedy="export it as JSON"):
+            tasks = expect(read_json(path), list, "it")
         for number, task in enumerate(tasks, 1):
             where = f"{path}, task {number}"
             with naming_errors(where, DataError, remedy="export it as JSON, not as JSON-MIN"):
