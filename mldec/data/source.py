@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from mldec.data.observed import ALL_OBSERVED, Observed
-from mldec.data.sampling import SHUFFLED, Sampling
-from mldec.data.splits import Grouping, fold_numbers, parse_fold
+from mldec.data.sampling import SHUFFLED, Sampling, parse_fold
+from mldec.data.splits import Grouping, fold_numbers
 from mldec.data.tasks import MakeEvaluator, ZeroShot
 from mldec.data.transforms import TrainTransform, View
 from mldec.data.types import Classes, DataModule, ImageFiles, Split, StoredImages

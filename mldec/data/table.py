@@ -25,8 +25,6 @@ class Table:
     # frames of a video, is never divided. An image without a group has its path as the name.
     groups: np.ndarray | None = None
 
-    is_divided: bool = False  # whether `HoldOut` divided the images into splits
-
     def __len__(self) -> int:
         return len(self.files)
 

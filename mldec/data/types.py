@@ -100,7 +100,7 @@ class StoredImages:
     transform: Transform | None = None
 
     groups: np.ndarray | None = None  # see `Table`
-    is_divided: bool = False  # see `Table`
+    is_divided: bool = False  # whether `HoldOut` divided the images into splits
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -311,7 +311,7 @@ class ImagesInMemory(Storage):
 def in_folder(table: Table, folder: Path) -> StoredImages:
     """Return the images of a table with paths relative to a folder."""
     files = ImageFiles(folder, table.files)
-    return StoredImages(files, table.labels, table.classes, None, table.groups, table.is_divided)
+    return StoredImages(files, table.labels, table.classes, groups=table.groups)
 
 
 @dataclass(frozen=True)

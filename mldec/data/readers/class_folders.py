@@ -128,22 +128,21 @@ def folders(
         class_names = names or list_class_folders(parent)
         class_names = check_names(class_names, folder)
 
-        images = folder / name if divided else folder
-        table = read_class_folders(images, class_names, class_names, cache_dir)
+        parent = folder / name if divided else folder
+        table = read_class_folders(parent, class_names, class_names, cache_dir)
+        images = in_folder(table, parent)
         skipped = SkippedFiles()
-        for class_folder in list_class_folders(images, skipped):
-            for entry in user_entries(images / class_folder, skipped):
+        for class_folder in list_class_folders(parent, skipped):
+            for entry in user_entries(parent / class_folder, skipped):
                 skipped.accepts(f"{class_folder}/{entry.name}")
-        if skipped and not len(table):
-            raise DataError(f"{images}: no supported image; {skipped}")
+        if skipped and not len(images):
+            raise DataError(f"{parent}: no supported image; {skipped}")
         # An undivided folder has the same files for both splits. Warn only once.
         if divided or split == train:
             skipped.log(f"folders {split}")
         if not divided:
-            table = division.select(table, val=split == val)
-
-        log_split("folders", split, table)
-        return in_folder(table, images)
+            images = division.select(images, val=split == val)
+        return log_split("folders", split, images)
 
     return Source(
         load=load, train=train, val=val, where=folder, evaluator=evaluator, exclusive=True
@@ -191,8 +190,7 @@ def imagenet(
         if real_labels and split == val:
             table = _with_real_labels(table, Path(real_labels).expanduser())
 
-        log_split("imagenet", split, table)
-        return in_folder(table, folder / split)
+        return log_split("imagenet", split, in_folder(table, folder / split))
 
     return Source(
         load=load, train=train, val=val, where=folder, evaluator=evaluator, exclusive=True

@@ -73,13 +73,11 @@ def coco(
             # Before the file is opened, because a hint to the existing splits helps more than a
             # missing file.
             check_val(name, files, folder)
-        table, image_folder = _load_split(
-            folder, files, name, cache_dir, annotated_only=annotated_only
-        )
+        images = _load_split(folder, files, name, cache_dir, annotated_only=annotated_only)
         if is_single:
-            table = division.select(table, val=split == val)
-            log.info(f"coco: {files[name]} is the only file: {len(table):,} images for {split}")
-        return in_folder(table, image_folder)
+            images = division.select(images, val=split == val)
+            log.info(f"coco: {files[name]} is the only file: {len(images):,} images for {split}")
+        return images
 
     source = Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
     if words.vectors is None:
@@ -107,8 +105,7 @@ def _load_split(
     cache_dir: str | None,
     *,
     annotated_only: bool,
-) -> tuple[Table, Path]:
-    """Return the images of a split and their folder."""
+) -> StoredImages:
     annotations = files.get(split, root / "annotations" / f"instances_{split}.json")
     table = cached_table("coco labels", [annotations], partial(_parse, annotations), cache_dir)
 
@@ -118,14 +115,12 @@ def _load_split(
     if not len(table):
         condition = " with an object" if annotated_only else ""
         raise DataError(f"{annotations}: no image{condition}; restore it")
-    log_split("coco", split, table)
 
-    # The first of these folders that contains the first image.
+    # The images are in the first of these folders that contains the first image.
     folders = [root / split, root / "images" / split, root / "images", root]
-    for folder in folders:
-        if (folder / os.fsdecode(table.files[0])).is_file():
-            return table, folder
-    return table, folders[0]
+    first = os.fsdecode(table.files[0])
+    found = (folder for folder in folders if (folder / first).is_file())
+    return log_split("coco", split, in_folder(table, next(found, folders[0])))
 
 
 def _parse(annotations: Path) -> Table:
@@ -258,10 +253,7 @@ def coco_zsl(
 
 def _load_zero_shot(folder: Path, split: str, cache_dir: str | None) -> StoredImages:
     """Return the images with at least one of the 65 classes, without the 15 unused classes."""
-    table, image_folder = _load_split(
-        folder, _find_files(folder), split, cache_dir, annotated_only=False
-    )
-    images = in_folder(table, image_folder)
+    images = _load_split(folder, _find_files(folder), split, cache_dir, annotated_only=False)
 
     # Select the classes first: images with unused classes only have no label left.
     used = np.flatnonzero(np.isin(images.classes, SEEN + UNSEEN)).tolist()

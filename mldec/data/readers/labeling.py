@@ -18,7 +18,7 @@ import numpy as np
 from mldec.data.photos import PhotoFinder
 from mldec.data.source import Source
 from mldec.data.splits import HoldOut, check_val, log_split
-from mldec.data.table import Table, TableBuilder, path_inside
+from mldec.data.table import TableBuilder, path_inside
 from mldec.data.tasks import multi_label, partial_labels
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, log, naming_errors, print_error
@@ -94,7 +94,7 @@ def label_studio(
     """
 
     def parse(path: Path, found: Export, split: str) -> None:
-        with naming_errors(path, DataError, remedy="export it as JSON"):
+        with naming_errors(path, DataError, remedy="export a list of tasks as JSON"):
             tasks = expect(read_json(path), list, "it")
         for number, task in enumerate(tasks, 1):
             where = f"{path}, task {number}"
@@ -359,37 +359,36 @@ def _source(
         splits = [entry.split for entry in found.images]
         if not splits:
             raise DataError(f"{path}: none of {found.unlabeled:,} images is labeled; label some")
-        table = _table(found, names, path, image_folder, split_folders)
+        images = _images(found, names, path, image_folder, split_folders)
 
         # A single export may have the splits of its images. Otherwise, some images are held out.
         if split_folders or (train in splits and len(set(splits)) > 1):
             if part == export.val:
                 check_val(val, splits, path)
             wanted = train if part == export.train else val
-            table = table.select(np.array(splits) == wanted)
+            images = images.select(np.array(splits) == wanted)
         else:
-            table = export.select(table, val=part == export.val)
+            images = export.select(images, val=part == export.val)
 
         if part == export.val:
             log.info(f"{name}: {found.unlabeled:,} images without a label are left out")
             if found.ignored:
                 kinds = [f"{count:,} {kind}" for kind, count in found.ignored.most_common()]
                 log.warning(f"{name}: ignored annotations: {format_list(kinds)}")
-        log_split(name, part, table)
-        return in_folder(table, image_folder)
+        return log_split(name, part, images)
 
     evaluator = multi_label(export.threshold, skip_empty=export.skip_empty)
     source = Source(load=load, train=export.train, val=export.val, where=path, evaluator=evaluator)
     return replace(source, folder_setting="data.images")
 
 
-def _table(
+def _images(
     found: Export,
     names: tuple[str, ...] | None,
     where: Path,
     image_folder: Path,
     split_folders: Mapping[str, str],
-) -> Table:
+) -> StoredImages:
     """Return the images of an export. `split_folders` are the folders of splits with an export."""
     if names is None and found.classes:
         names = check_names(dict.fromkeys(found.classes), where)
@@ -402,4 +401,4 @@ def _table(
             parent = split_folders[entry.split]
             folders = tuple(f"{parent}/{name}" for name in folders) + folders
         builder.add(_find(entry, finder, folders), entry.labels, entry.where)
-    return builder.build(where)
+    return in_folder(builder.build(where), image_folder)

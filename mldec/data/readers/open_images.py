@@ -75,8 +75,7 @@ def _load_split(
     sources = [annotations / LABELS[split], annotations / TRAINABLE, annotations / DESCRIPTIONS]
     parse = partial(_parse, sources, names, prefix)
     table = cached_table(f"openimages {names} {prefix}", sources, parse, cache_dir)
-    log_split("openimages", split, table)
-    return in_folder(table, root / split)
+    return log_split("openimages", split, in_folder(table, root / split))
 
 
 def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
@@ -201,8 +200,7 @@ def _load_miil_split(
     sources = [file for file in (data, class_file, display_file) if file is not None]
     parse = partial(_parse_miil, data, split, class_file, display_file)
     table = cached_table(f"openimages_miil {split!r}", sources, parse, cache_dir)
-    log_split("openimages_miil", split, table)
-    return in_folder(table, root)
+    return log_split("openimages_miil", split, in_folder(table, root))
 
 
 def _parse_miil(

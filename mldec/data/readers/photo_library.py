@@ -109,9 +109,8 @@ def keywords(
         return distributed.on_main(lambda: read_all(cache_dir))
 
     def load(part: str, cache_dir: str | None) -> StoredImages:
-        table = division.select(load_all(cache_dir), val=part == "val")
-        log_split("keywords", part, table)
-        return in_folder(table, folder)
+        images = division.select(in_folder(load_all(cache_dir), folder), val=part == "val")
+        return log_split("keywords", part, images)
 
     def load_train(part: str, cache_dir: str | None) -> StoredImages:
         images = load(part, cache_dir)

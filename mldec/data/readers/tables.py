@@ -147,24 +147,21 @@ def csv_table(
             elif rules.split_column:
                 # With data.split_column=fold and data.val=0, all other folds are for training.
                 is_used = splits != val_name
-        rows = np.flatnonzero(is_used)
-        if holds_out and division.fraction > 0:
-            candidates = annotations.images(rows)
-            keys = candidates.storage.keys
-            is_held_out = division.is_held_out(keys, candidates.labels, candidates.groups)
-            rows = rows[is_held_out == (part == val)]
-            if part == val:
+        images = annotations.images(np.flatnonzero(is_used))
+        if holds_out:
+            whole = images
+            images = division.select(whole, val=part == val)
+            if part == val and division.fraction > 0:
                 log.info(
-                    f"data: no validation split, so {len(rows):,} of {len(keys):,} images are "
+                    f"data: no validation split, so {len(images):,} of {len(whole):,} images are "
                     f"held out ({division.split}); see data.val_fraction and data.split"
                 )
 
-        log_split("data", part, annotations.table.select(rows))
         if part == train:
             for name, count in counts.items():
                 if name not in (train_name, val_name, ""):
                     log.info(f"data: {count:,} images of the split {name!r} are not used")
-        return replace(annotations.images(rows), is_divided=holds_out)
+        return log_split("data", part, images)
 
     result = Source(load=load, train=train, val=val, where=where, evaluator=evaluator)
     return replace(result, exclusive=exclusive, folder_setting="data.images")

@@ -13,7 +13,7 @@ from typing import Any
 from mldec.data.photos import PhotoFinder, SkippedFiles, files_below
 from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
-from mldec.data.table import Table, TableBuilder, path_inside
+from mldec.data.table import TableBuilder, path_inside
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, log, naming_errors
@@ -61,15 +61,14 @@ def yolo(
         present = [key for key in SPLITS if content.get(key)]
         # A single split is divided, except to evaluate all of it.
         if len(present) == 1 and val not in present:
-            table, image_folder = _load_split(folder, source, content, present[0])
-            table = division.select(table, val=split == val)
-            log.info(f"yolo: {source} has only {present[0]}: {len(table):,} images for {split}")
+            images = _load_split(folder, source, content, present[0])
+            images = division.select(images, val=split == val)
+            log.info(f"yolo: {source} has only {present[0]}: {len(images):,} images for {split}")
         else:
             if split == val:
                 check_val(val, [key for key, value in content.items() if value], source)
-            table, image_folder = _load_split(folder, source, content, split)
-        log_split("yolo", split, table)
-        return in_folder(table, image_folder)
+            images = _load_split(folder, source, content, split)
+        return log_split("yolo", split, images)
 
     return Source(load=load, train=train, val=val, where=source, evaluator=evaluator)
 
@@ -87,13 +86,8 @@ def _read(source: Path) -> dict[str, Any]:
     return content
 
 
-def _load_split(
-    folder: Path, source: Path, content: Mapping[str, Any], split: str
-) -> tuple[Table, Path]:
-    """Return the images of a split and their folder.
-
-    There is no cache, because edited labels do not change the time of the folder.
-    """
+def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: str) -> StoredImages:
+    # There is no cache, because edited labels do not change the time of the folder.
     names = _class_names(content.get("names"), source)
     images: list[Path] = []
     skipped = SkippedFiles()
@@ -130,11 +124,10 @@ def _load_split(
         labels = {} if file in absent else _labels(file, len(names))
         builder.add(str(image.relative_to(image_folder)), labels, f"{source}, {split}")
 
-    table = builder.build(source)
     skipped.log(f"yolo {split}")
     if absent:
         log.info(f"yolo {split}: {len(absent):,} images have no label file")
-    return table, image_folder
+    return in_folder(builder.build(source), image_folder)
 
 
 def _class_names(names: object, source: Path) -> tuple[str, ...]:
