@@ -50,7 +50,6 @@ else:
 DECODERS = ("pillow", "simplejpeg")
 
 # Photos that Python accepts.
-CHANNELS = (1, 3, 4)  # gray, RGB, and RGB with alpha
 ACCEPTED = (
     "pass a path, the bytes of an image file, a PIL image, a uint8 numpy array [H, W, 3] or a "
     "uint8 torch tensor [3, H, W]"
@@ -184,7 +183,7 @@ def from_array(photo: Any, name: str) -> Image.Image:
         photo = channels_last.cpu().numpy()
     if photo.ndim == 3 and photo.shape[2] == 1:
         photo = photo[:, :, 0]
-    is_color = photo.ndim == 3 and photo.shape[2] in CHANNELS
+    is_color = photo.ndim == 3 and photo.shape[2] in (3, 4)  # RGB, and RGB with alpha
     if not (is_color or photo.ndim == 2) or photo.size == 0:
         raise DataError(f"{name}: {kind} is not a photo; {ACCEPTED}")
     return Image.fromarray(np.ascontiguousarray(photo))
