@@ -242,9 +242,11 @@ def loss(
         if labels is None or split is None or not isinstance(dataset, StoredImages):
             raise ConfigError(f"{reason}, which needs a training on image files; pass another loss")
         runtime["train_labels"] = torch.from_numpy(labels().dense())
-    # Losses read no files, so they get the numbers of this one.
+    # Losses read no files, so they get the numbers of this one. The argument of this name of a
+    # plugin's loss may have another meaning.
     prior = part.arguments.get("class_prior")
-    if isinstance(prior, str) and prior != "estimate":
+    is_own = part.target.__module__.startswith("mldec.")
+    if is_own and isinstance(prior, str) and prior != "estimate":
         runtime["class_prior"] = read_prior(prior)
 
     return as_loss(part.call(**runtime))

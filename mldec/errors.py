@@ -2,6 +2,7 @@
 
 import errno
 import io
+import logging
 import os
 import sys
 import time
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
+
+log = logging.getLogger("mldec")  # the logger of all modules
 
 # Errors of a full disk, an exceeded quota and the file size limit of the process.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

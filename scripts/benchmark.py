@@ -26,12 +26,12 @@ from mldec import build
 from mldec.cli import positive, run_command
 from mldec.config.compose import compose
 from mldec.config.schema import Config
-from mldec.data.images import check_decoder, open_image
+from mldec.data.images import check_decoder, load_image
 from mldec.data.labels import from_dense
 from mldec.data.loader import Batch, stack
-from mldec.data.official_augment import cutout
+from mldec.data.official_augment import augment_by_pair, cutout
 from mldec.data.sampling import SampleRandom, sample_seed
-from mldec.data.transforms import RESIZES, TrainTransform, View, as_pillow, to_tensor
+from mldec.data.transforms import RESIZES, View, as_pillow, resized, to_tensor
 from mldec.data.types import Classes
 from mldec.errors import DataError, say
 from mldec.evaluation.options import ModelOptions
@@ -413,13 +413,12 @@ Pipeline = dict[str, Callable[[Any, SampleRandom], Any]]
 
 def pipeline(size: int, *, decoder: str = "pillow", resize: str = "pillow") -> Pipeline:
     """Return the steps of `TrainTransform` with the settings of the official recipe."""
-    transform = TrainTransform(View(image_size=size, decoder=decoder, resize=resize))
     prepare = RESIZES[resize]
     return {
-        "decode": lambda path, _: open_image(path, decoder=decoder),
-        "resize": lambda image, _: as_pillow(transform.resizes[0](prepare(image))),
-        "cutout": lambda image, rng: cutout(image, transform.cutout, rng),
-        "operations": transform.augment,
+        "decode": lambda path, _: load_image(path, lambda image: image, decoder=decoder),
+        "resize": lambda image, _: as_pillow(resized(prepare(image), (size, size), "bilinear")),
+        "cutout": lambda image, rng: cutout(image, View().cutout, rng),
+        "operations": augment_by_pair,
         "tensor": lambda image, _: to_tensor(image),
     }
 

@@ -166,10 +166,8 @@ def _load_weights(network: Any, name: str, pretrained: bool | str) -> None:
 
     weights = filled.state_dict()
     wanted = network.state_dict().keys()
-    unfilled = set(report["missing_keys"])
-    for key, *_ in report["mismatched_keys"]:
-        unfilled.add(key)
-    unfilled = wanted & unfilled
+    mismatched = {key for key, *_ in report["mismatched_keys"]}
+    unfilled = wanted & (mismatched | set(report["missing_keys"]))
     if unfilled:
         raise ValueError(f"{len(unfilled)} tensors do not match, such as {min(unfilled)}")
     network.load_state_dict({key: weights[key] for key in wanted})

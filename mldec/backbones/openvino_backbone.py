@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import logging
 import os
 import shutil
 import sys
@@ -14,11 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mldec.errors import ConfigError, brief
+from mldec.errors import ConfigError, brief, log
 from mldec.files.cache import cache_folder, describe_entry, network_hash
 from mldec.runtime.devices import EngineName
-
-log = logging.getLogger("mldec")
 
 # Maximum norm of the difference to torch, relative to the norm of the output. Rounding errors are
 # near 1e-6 in float32, and near 1e-2 in bfloat16, which has 8 bits of precision.
@@ -57,15 +54,6 @@ def recorded(engine: EngineName) -> EngineName:
         )
         return EngineName.torch
     return engine
-
-
-def _import_openvino() -> Any:
-    # The converter of OpenVINO reports its use to Intel by default. An entry of None makes the
-    # import of its telemetry package fail, and it then uses a stub that sends nothing.
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-    import openvino
-
-    return openvino
 
 
 class OpenVinoBackbone(nn.Module):
@@ -112,7 +100,11 @@ def convert(backbone: nn.Module, image_size: int, half: torch.dtype | None = Non
     key = network_hash(backbone, versions, image_size, backbone)
     folder = cache_folder(None) / f"openvino-{key}"
     try:
-        openvino = _import_openvino()
+        # The converter of OpenVINO reports its use to Intel by default. An entry of None makes the
+        # import of its telemetry package fail, and it then uses a stub that sends nothing.
+        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+        import openvino
+
         if not folder.exists():
             name = getattr(backbone, "name", type(backbone).__name__)
             content = f"{name} converted to OpenVINO, {image_size} pixels"

@@ -1,7 +1,7 @@
 """Create a `Config` from YAML files, a command line or a checkpoint."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -152,8 +152,10 @@ def parse(values: DictConfig | dict[str, Any], overrides: Iterable[str] = ()) ->
     try:
         plain: Any = values
         if isinstance(values, DictConfig):
-            _drop_old_arguments(values, overrides)
-            _convert_arguments(values, overrides)
+            keys = {word.partition("=")[0].lstrip("+") for word in overrides}
+            overridden = set(filter(ARGUMENT.match, keys))
+            _drop_old_arguments(values, overridden)
+            _convert_arguments(values, overridden)
             plain = OmegaConf.to_container(values, resolve=True)
 
         # The interpolations are resolved. A remaining `${` is text, for example in a folder name.
@@ -179,18 +181,12 @@ def parse(values: DictConfig | dict[str, Any], overrides: Iterable[str] = ()) ->
     return config
 
 
-def _overridden_arguments(overrides: Iterable[str]) -> set[str]:
-    """Return the full keys of the arguments of parts in overrides, such as "head.num_groups"."""
-    keys = {word.partition("=")[0].lstrip("+") for word in overrides}
-    return set(filter(ARGUMENT.match, keys))
-
-
-def _drop_old_arguments(node: DictConfig, overrides: Iterable[str]) -> None:
+def _drop_old_arguments(node: DictConfig, overridden: Collection[str]) -> None:
     """Remove the arguments of a part whose `_target_` is overridden, except overridden ones.
 
     The option file has arguments of the old target, which the new target may not accept.
+    `overridden` are full keys of arguments, such as "head.num_groups".
     """
-    overridden = _overridden_arguments(overrides)
     for part in PARTS:
         if f"{part}._target_" not in overridden:
             continue
@@ -205,13 +201,13 @@ def _drop_old_arguments(node: DictConfig, overrides: Iterable[str]) -> None:
                     del node[part][name]
 
 
-def _convert_arguments(node: DictConfig, overrides: Iterable[str]) -> None:
-    """Convert the arguments of parts in overrides from text to their types, in place.
+def _convert_arguments(node: DictConfig, overridden: Collection[str]) -> None:
+    """Convert overridden arguments of parts from text to their types, in place.
 
     This is done after the composition, because the type of an argument depends on the part that is
     selected, in the YAML or in any word.
     """
-    for key in _overridden_arguments(overrides):
+    for key in overridden:
         text = OmegaConf.select(node, key)
         # The values of a sweep over range(1,4) are numbers already.
         if isinstance(text, str):

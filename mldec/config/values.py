@@ -44,7 +44,11 @@ def literal(text: str, hint: Any) -> str | list[str] | None:
     for kind in kinds:
         if ends == "[]" and get_origin(kind) in (list, tuple, Sequence):
             # Numbers in a list need the parser.
-            return _items(text[1:-1], LIST_ITEM) if get_args(kind)[0] is str else None
+            if get_args(kind)[0] is not str:
+                return None
+            inner = text[1:-1].lstrip()
+            items = LIST_ITEM.findall(f"{inner},") if inner else []
+            return [_unquoted(item.strip()) for item in items]
 
     # null is the text "null" for a setting that cannot be None.
     other_types = {"null": type(None), "true": bool, "false": bool}
@@ -112,13 +116,6 @@ def escaped(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: escaped(item) for key, item in value.items()}
     return value
-
-
-def _items(text: str, item: re.Pattern[str]) -> list[str]:
-    """Return the items between the brackets of a list, without their quotes."""
-    # Each item of the expression ends with a comma. An empty list has no items.
-    items = item.findall(f"{text.lstrip()},") if text.strip() else []
-    return [_unquoted(found.strip()) for found in items]
 
 
 def _quoted(value: str | list[str]) -> str:

@@ -1,7 +1,6 @@
 """Caches of tables that are slow to read, and of results per image file."""
 
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +17,6 @@ from mldec.files.text import reading
 from mldec.runtime import distributed
 from mldec.runtime.console import progress_bar
 from mldec.runtime.devices import processors
-
-log = logging.getLogger("mldec")
 
 
 def cached_table(

@@ -6,13 +6,11 @@ the error names the settings that select one, because a wrong guess would train 
 
 import ast
 import json
-import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
@@ -21,14 +19,12 @@ import numpy as np
 from mldec.data.images import NOT_READ, READ
 from mldec.data.labels import Labels, from_dense, from_entries
 from mldec.data.splits import SPLITS
-from mldec.errors import DataError
+from mldec.errors import DataError, log
 from mldec.files.tables import Cell, Unreadable, as_cell, simple_name
 from mldec.names import abbreviate, as_name, check_names, format_list, indices_of, unknown_class
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-log = logging.getLogger("mldec")
 
 # Common names of the columns of each role, as returned by `simple_name`, in order of precedence.
 _PATHS = "path filepath imagepath filename imagename file image img imgpath imgname fname photo"
@@ -108,21 +104,13 @@ class Sheet:
     """The columns of a table, or of several concatenated tables with the same columns."""
 
     columns: list[Column]
-    parts: list[tuple[str, np.ndarray]]  # name of each table, and its row numbers in the file
-
-    @property
-    def source(self) -> str:
-        """Names of the tables, for messages."""
-        return " and ".join(name for name, _ in self.parts)
+    source: str  # names of the tables, for messages
+    tables: np.ndarray  # name of the table of each row, [N]
+    rows: np.ndarray  # number of each row in the file of its table, [N]
 
     def where(self, index: int) -> str:
         """Return the table and the row number in its file of row `index`, for messages."""
-        part = 0
-        while index >= len(self.parts[part][1]):
-            index -= len(self.parts[part][1])
-            part += 1
-        name, rows = self.parts[part]
-        return f"{name}, row {rows[index]}"
+        return f"{self.tables[index]}, row {self.rows[index]}"
 
 
 def names_of(columns: Sequence[Column]) -> list[str]:
@@ -161,7 +149,10 @@ def sheet_of(frames: Mapping[str, "DataFrame"]) -> Sheet:
             codes = np.arange(len(table))
             distinct = values
         columns.append(Column(str(name).strip(), [as_cell(cell) for cell in distinct], codes))
-    return Sheet(columns, [(name, frame.index.to_numpy()) for name, frame in frames.items()])
+    # Names are objects, because text of fixed width would take hundreds of bytes per row.
+    tables = np.repeat(np.array(list(frames), object), list(map(len, frames.values())))
+    rows = np.concatenate([frame.index for frame in frames.values()])
+    return Sheet(columns, " and ".join(frames), tables, rows)
 
 
 @dataclass(frozen=True)
@@ -192,23 +183,30 @@ def recognize(
         DataError: If a column is missing, or its role is ambiguous.
         ValueError: If a setting names a column that does not exist.
     """
-    left = list(sheet.columns)
-    take = partial(_take, sheet, rules, left)
+    left = list(sheet.columns)  # columns without a role yet
 
-    # A column of numbers may be called id, so it has the paths only if no other column has file
-    # names of images.
-    path = take(PATHS, "path_column")
-    if path is None:
-        with_images = [column for column in left if _has_image_names(column)]
-        path = with_images[0] if len(with_images) == 1 else take(["id"])
-        left[:] = [column for column in left if column is not path]
+    def take(wanted: Sequence[str], setting: str | None = None) -> Column | None:
+        """Return the column of a role by its names or its setting, and remove it from `left`."""
+        chosen = getattr(rules, setting) if setting else None
+        for name in wanted if chosen is None else [simple_name(chosen)]:
+            found = [column for column in left if simple_name(column.name) == name]
+            if len(found) > 1:
+                raise DataError(f"{sheet.source}: the column {name!r} is listed twice; rename one")
+            if found:
+                left.remove(found[0])
+                return found[0]
+        if chosen is not None:
+            names = format_list(names_of(sheet.columns))
+            raise ValueError(f"{setting} is {chosen!r}; {sheet.source} has the columns {names}")
+        return None
 
     # The order matters: a column that one role takes is not a candidate for the next role.
+    # A column of numbers may be called id, so a column with file names comes first.
+    path = take(PATHS, "path_column") or _take_only(left, _has_image_names) or take(["id"])
     labels = take(label_columns, "labels_column")
     negatives = take(["negatives"])
-    split = take(["split"], "split_column") or _find_split(left)
+    split = take(["split"], "split_column") or _take_only(left, _is_split)
     group = take(["group"], "group_column")
-    left[:] = [column for column in left if column is not split]
 
     # A column named fold or set has other values than names of splits. Ignoring it would train on
     # test images.
@@ -219,11 +217,6 @@ def recognize(
             f"data.split_column={others[0]} data.val=VALUE"
         )
 
-    # A class column may have such a name, too, such as no_label.
-    named = [column for column in left if simple_name(column.name).endswith(LABELS)]
-    named = [column for column in named if not _is_class(column, classes, all_marks=True)]
-    if labels is None and len(named) == 1:
-        labels = named[0]
     labels, class_columns = _choose_form(sheet, rules, classes, labels, left)
     if path is None or (labels is None and (not class_columns or negatives is not None)):
         raise _unknown_columns(sheet, path, labels, left)
@@ -234,30 +227,6 @@ def recognize(
     return roles
 
 
-def _take(
-    sheet: Sheet,
-    rules: Rules,
-    left: list[Column],
-    wanted: Sequence[str],
-    setting: str | None = None,
-) -> Column | None:
-    """Return the column of a role by its names or its setting, and remove it from `left`."""
-    chosen = getattr(rules, setting) if setting else None
-    if chosen is not None:
-        wanted = [simple_name(chosen)]
-    for name in wanted:
-        found = [column for column in left if simple_name(column.name) == name]
-        if len(found) > 1:
-            raise DataError(f"{sheet.source}: the column {name!r} is listed twice; rename one")
-        if found:
-            left.remove(found[0])
-            return found[0]
-    if chosen is not None:
-        names = format_list(names_of(sheet.columns))
-        raise ValueError(f"{setting} is {chosen!r}; {sheet.source} has the columns {names}")
-    return None
-
-
 def _choose_form(
     sheet: Sheet,
     rules: Rules,
@@ -266,6 +235,12 @@ def _choose_form(
     left: Sequence[Column],
 ) -> tuple[Column | None, list[Column]]:
     """Return the column of labels, or the class columns. The other one is None or empty."""
+    # A class column may have such a name, too, such as no_label.
+    named = [column for column in left if simple_name(column.name).endswith(LABELS)]
+    named = [column for column in named if not _is_class(column, classes, all_marks=True)]
+    if labels is None and len(named) == 1:
+        labels = named[0]
+
     # A table may have both forms. Given classes select the columns with their names. Otherwise the
     # user must choose, because both forms may differ.
     class_columns = [column for column in left if _is_class(column, classes, all_marks=labels)]
@@ -295,9 +270,8 @@ def _log_roles(sheet: Sheet, roles: Roles, left: Sequence[Column]) -> None:
     if roles.group is not None:
         text += f", groups in {roles.group.name}"
 
-    used = [roles.path, roles.labels, roles.negatives, roles.split, roles.group] + roles.classes
-    used_ids = set(map(id, used))
-    unused = [column.name or "(no name)" for column in left if id(column) not in used_ids]
+    used = set(map(id, [roles.labels, *roles.classes]))
+    unused = [column.name or "(no name)" for column in left if id(column) not in used]
     if unused:
         text += f"; not used: {format_list(unused)}"
     log.info(text)
@@ -315,8 +289,7 @@ def _unknown_columns(
     if path is None or simple_name(path.name) not in PATHS:
         settings.append(f"data.path_column={path.name if path else 'NAME'}")
     if labels is None:
-        others = [column.name for column in left if column is not path]
-        settings.append(f"data.labels_column={others[0] if len(others) == 1 else 'NAME'}")
+        settings.append(f"data.labels_column={left[0].name if len(left) == 1 else 'NAME'}")
     what = "image paths" if path is None else "labels"
     return DataError(
         f"{sheet.source}: no column of {what} is known among {format_list(names)}; add "
@@ -340,18 +313,22 @@ def _words(column: Column) -> list[str]:
     return [str(cell).casefold() for cell in column.cells]
 
 
-def _find_split(columns: Sequence[Column]) -> Column | None:
-    """Return the only column that has names of splits or is a flag of `_FLAGS`, or None.
+def _take_only(left: list[Column], has_role: Callable[[Column], bool]) -> Column | None:
+    """Return the column with a role if there is exactly one, and remove it from `left`."""
+    found = [column for column in left if has_role(column)]
+    if len(found) != 1:
+        return None
+    left.remove(found[0])
+    return found[0]
 
-    One of the names must be train, so that an empty column or a column of "test" does not count.
-    """
-    found = []
-    for column in columns:
-        words = set(_words(column)) - MISSING
-        is_flag = simple_name(column.name) in _FLAGS and words <= _PRESENT | _ABSENT
-        if is_flag or (words <= set(SPLITS) and not words.isdisjoint(("train", "training"))):
-            found.append(column)
-    return found[0] if len(found) == 1 else None
+
+def _is_split(column: Column) -> bool:
+    """Return True if a column has names of splits or is a flag of `_FLAGS`."""
+    words = set(_words(column)) - MISSING
+    if simple_name(column.name) in _FLAGS and words <= _PRESENT | _ABSENT:
+        return True
+    # An empty column, or a column of "test", is not the split.
+    return words <= set(SPLITS) and not words.isdisjoint(("train", "training"))
 
 
 def split_names(column: Column) -> np.ndarray:
@@ -399,6 +376,27 @@ def class_labels(sheet: Sheet, columns: Sequence[Column], rules: Rules) -> Label
         DataError: If a cell has no meaning, or if -1 or the empty cells have several meanings.
     """
     words = [_words(column) for column in columns]
+    values = _meanings(sheet, columns, words, rules)
+
+    # The value 2 marks a cell without a meaning, so that its row can be found.
+    matrix = np.empty((len(columns[0].codes), len(columns)), np.int8)
+    for number, column in enumerate(columns):
+        cells = np.array([values.get(word, 2) for word in words[number]], np.int8)
+        matrix[:, number] = cells[column.codes]
+        if 2 in cells:
+            row = int(matrix[:, number].argmax())
+            raise DataError(
+                f"{sheet.where(row)}: the class {column.name!r} has "
+                f"{abbreviate(column.cells[column.codes[row]])}, not 0, 1 or an empty cell; "
+                f"correct it"
+            )
+    return from_dense(matrix, default=-1 if (matrix < 0).any() else 0)
+
+
+def _meanings(
+    sheet: Sheet, columns: Sequence[Column], words: Sequence[Sequence[str]], rules: Rules
+) -> dict[str, int]:
+    """Return the label of each word. `words` are the distinct cells of each class column."""
     used = set().union(*words)
     has_zeros = not used.isdisjoint(_ABSENT | _ALSO_ABSENT)
     has_minus = not used.isdisjoint(_MINUS)
@@ -414,7 +412,7 @@ def class_labels(sheet: Sheet, columns: Sequence[Column], rules: Rules) -> Label
     for cell_words in words:
         if set(cell_words) <= MISSING | _MARKS and not _MARKS.isdisjoint(cell_words):
             has_column_of_marks = True
-    empty = rules.empty or ("absent" if only_marks and not has_absent else "unknown")
+    empty = rules.empty or ("absent" if only_marks else "unknown")
 
     # An empty cell next to cells of 1 only may be an absent class or a missing annotation. A table
     # with -1, 0 and 1 may use -1 or 0 for unknown labels.
@@ -439,21 +437,7 @@ def class_labels(sheet: Sheet, columns: Sequence[Column], rules: Rules) -> Label
     values = dict.fromkeys(_PRESENT | _ALSO_PRESENT, 1) | dict.fromkeys(_UNKNOWN, -1)
     values |= dict.fromkeys(_ABSENT | _ALSO_ABSENT, zero)
     values |= dict.fromkeys(_MINUS, 0 if minus_one == "absent" else -1)
-    values |= dict.fromkeys(MISSING, 0 if empty == "absent" else -1)
-
-    # The value 2 marks a cell without a meaning, so that its row can be found.
-    matrix = np.empty((len(columns[0].codes), len(columns)), np.int8)
-    for number, column in enumerate(columns):
-        cells = np.array([values.get(word, 2) for word in words[number]], np.int8)
-        matrix[:, number] = cells[column.codes]
-        if 2 in cells:
-            row = int(matrix[:, number].argmax())
-            raise DataError(
-                f"{sheet.where(row)}: the class {column.name!r} has "
-                f"{abbreviate(column.cells[column.codes[row]])}, not 0, 1 or an empty cell; "
-                f"correct it"
-            )
-    return from_dense(matrix, default=-1 if (matrix < 0).any() else 0)
+    return values | dict.fromkeys(MISSING, 0 if empty == "absent" else -1)
 
 
 def named_labels(

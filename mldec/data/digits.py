@@ -314,10 +314,11 @@ def _clutter(rng: np.random.Generator, mean: float) -> tuple[int, int, int]:
     return _shade(rng, mean + rng.uniform(-CLUTTER, CLUTTER))
 
 
-def _shade(rng: np.random.Generator, gray: float) -> tuple[int, int, int]:
-    """Return a random RGB color near a gray value, clipped to [0, 255]."""
-    tints = rng.uniform(-TINT, TINT, 3)
-    red, green, blue = np.clip(gray + tints, 0, 255).astype(int).tolist()
+def _shade(
+    rng: np.random.Generator, color: float | np.ndarray, most: float = TINT
+) -> tuple[int, int, int]:
+    """Return a random RGB color near a color or gray value. Channels differ by at most `most`."""
+    red, green, blue = np.clip(color + rng.uniform(-most, most, 3), 0, 255).astype(int).tolist()
     return red, green, blue
 
 
@@ -414,11 +415,8 @@ def draw_colored(
         number = classes[column]
         row = rng.choice(np.flatnonzero(writings.labels == number % 10))
 
-        pure_color = np.array(list(COLORS.values())[number // 10])
-        shade = pure_color + rng.uniform(-SHADING, SHADING, 3)
-        red, green, blue = np.clip(shade, 0, 255).astype(int).tolist()
-
-        scene.paste((red, green, blue), box, tilted(rng, writings.masks[row], box[2] - box[0]))
+        color = _shade(rng, np.array(list(COLORS.values())[number // 10]), SHADING)
+        scene.paste(color, box, tilted(rng, writings.masks[row], box[2] - box[0]))
         target[column] = 1
 
     return noisy(rng, scene), target

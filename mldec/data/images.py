@@ -50,7 +50,6 @@ else:
 DECODERS = ("pillow", "simplejpeg")
 
 # Photos that Python accepts.
-CHANNELS = (1, 3, 4)  # gray, RGB, and RGB with alpha
 ACCEPTED = (
     "pass a path, the bytes of an image file, a PIL image, a uint8 numpy array [H, W, 3] or a "
     "uint8 torch tensor [3, H, W]"
@@ -184,7 +183,7 @@ def from_array(photo: Any, name: str) -> Image.Image:
         photo = channels_last.cpu().numpy()
     if photo.ndim == 3 and photo.shape[2] == 1:
         photo = photo[:, :, 0]
-    is_color = photo.ndim == 3 and photo.shape[2] in CHANNELS
+    is_color = photo.ndim == 3 and photo.shape[2] in (3, 4)  # RGB, and RGB with alpha
     if not (is_color or photo.ndim == 2) or photo.size == 0:
         raise DataError(f"{name}: {kind} is not a photo; {ACCEPTED}")
     return Image.fromarray(np.ascontiguousarray(photo))
@@ -203,38 +202,26 @@ def as_file(photo: Any, name: str) -> bytes:
     return buffer.getvalue()
 
 
-def open_image(
-    path: str | Path,
-    content: bytes | None = None,
-    *,
-    draft: int | None = None,
-    decoder: str = "pillow",
-) -> Image.Image | Tensor:
-    """Read an image file as `read_image`, with one of `DECODERS`. All return the same pixels.
-
-    "simplejpeg" decodes JPEG files to uint8 [4, H, W] with an unused last channel, and uses Pillow
-    for other files.
-    """
-    if content is None:
-        content = read_bytes(Path(path))
-
-    if decoder == "simplejpeg" and draft is None:
-        pixels = _by_simplejpeg(content)
-        if pixels is not None:
-            return pixels
-    return read_image(path, content, draft=draft)
-
-
 def load_image(
     path: str | Path,
-    transform: Callable[[Image.Image | Tensor], Tensor],
+    transform: Callable[[Any], Tensor],
     content: bytes | None = None,
     *,
     draft: int | None = None,
     decoder: str = "pillow",
 ) -> Tensor:
-    """Read an image file with `open_image` and transform it to uint8 [3, S, S]."""
-    image = open_image(path, content, draft=draft, decoder=decoder)
+    """Read an image file as `read_image`, and transform it to uint8 [3, S, S].
+
+    All `DECODERS` return the same pixels. "simplejpeg" decodes JPEG files to uint8 [4, H, W] with
+    an unused last channel, and uses Pillow for other files.
+    """
+    if content is None:
+        content = read_bytes(Path(path))
+    image: Image.Image | Tensor | None = None
+    if decoder == "simplejpeg" and draft is None:
+        image = _by_simplejpeg(content)
+    if image is None:
+        image = read_image(path, content, draft=draft)
     try:
         return transform(image)
     except DataError as error:

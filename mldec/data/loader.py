@@ -64,8 +64,16 @@ class Loader(DataLoader[Loaded]):
         if self.num_workers:
             multiprocessing.util.get_temp_dir()
 
+        # The handler of torch raises an error at any point of the main thread, such as during a
+        # save. Without it, torch detects a dead worker within five seconds of waiting. Windows has
+        # no such signal.
+        sigchld = getattr(signal, "SIGCHLD", None)
+        handler = sigchld and signal.getsignal(sigchld)
         try:
-            for batch in self._start():
+            batches = super().__iter__()
+            if sigchld and signal.getsignal(sigchld) is not handler:
+                signal.signal(sigchld, handler)
+            for batch in batches:
                 if isinstance(batch, str):
                     raise DataError(batch)
                 yield batch
@@ -77,20 +85,6 @@ class Loader(DataLoader[Loaded]):
             died = isinstance(error, (RuntimeError, EOFError, ConnectionError))
             problem = "died" if died else "cannot be used"
             raise DataError(f"a loader process {problem} ({brief(error)}); {ADVICE}") from error
-
-    def _start(self) -> Iterator[Loaded]:
-        """Return an iterator and restore the SIGCHLD handler that torch replaces."""
-        # The handler of torch raises an error at any point of the main thread, such as during a
-        # save. Without it, torch detects a dead worker within five seconds of waiting.
-        number = getattr(signal, "SIGCHLD", None)
-        if number is None:
-            return super().__iter__()
-
-        handler = signal.getsignal(number)
-        iterator = super().__iter__()
-        if signal.getsignal(number) is not handler:
-            signal.signal(number, handler)
-        return iterator
 
 
 def end_workers() -> None:

@@ -1,6 +1,5 @@
 """Simulations of missing training labels."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,11 +9,9 @@ import numpy as np
 
 from mldec.data.labels import Labels, from_dense
 from mldec.data.types import StoredImages
-from mldec.errors import ConfigError, DataError, naming_errors
+from mldec.errors import ConfigError, DataError, log, naming_errors
 from mldec.files.text import read_lines
 from mldec.names import abbreviate
-
-log = logging.getLogger("mldec")
 
 MAX_CELLS = 10**9  # largest number of labels that become a matrix, of one byte each
 

@@ -16,9 +16,7 @@ from typing import Literal
 from unicodedata import normalize
 
 from mldec.data.images import HEIF, INSTALL_HEIF, NOT_READ, READ
-from mldec.errors import DataError, visible
-
-log = logging.getLogger("mldec")
+from mldec.errors import DataError, log, visible
 
 # Names of files and folders that programs create for internal use, many with copies of photos.
 _JUNK = re.compile(
@@ -72,12 +70,13 @@ class SkippedFiles:
         self.junk = 0
         self.junk_example = ""
 
-    def add(self, path: str) -> None:
-        """Count a file if its suffix is in `NOT_READ`."""
+    def accepts(self, path: str) -> bool:
+        """Return True for the suffix of a supported image file, and count it if unsupported."""
         suffix = PurePath(path).suffix.lower()
         if suffix in NOT_READ:
             self.counts[suffix] += 1
             self.examples.setdefault(suffix, path)
+        return suffix in READ
 
     def add_junk(self, path: str, *, is_folder: bool = False) -> None:
         """Count a folder, or a file with the suffix of an image."""
@@ -248,9 +247,9 @@ class PhotoFinder:
     def _list(self, parent: str) -> dict[str, list[str]]:
         listing: defaultdict[str, list[str]] = defaultdict(list)
         try:
-            with os.scandir(self._folder / parent) as entries:
-                names = sorted(entry.name for entry in entries if _kind(entry) == "file")
-        except (OSError, ValueError):
+            entries = list_folder(self._folder / parent)
+            names = sorted(entry.name for entry in entries if _kind(entry) == "file")
+        except (DataError, ValueError):
             # The folder does not exist, or its path is invalid. The caller reports its photos.
             return {}
 

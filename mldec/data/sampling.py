@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,8 +14,16 @@ import torch
 from torch import Tensor
 
 from mldec.data.labels import Labels
-from mldec.data.splits import parse_fold
 from mldec.errors import DataError
+
+
+def parse_fold(fold: str) -> tuple[int, int]:
+    """Return i and N of "i/N". Raises ValueError unless 1 <= i <= N and N >= 2."""
+    # `int` would also accept other digits, spaces and underscores.
+    form = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", fold)
+    if form and int(form[1]) <= int(form[2]) and int(form[2]) >= 2:
+        return int(form[1]), int(form[2])
+    raise ValueError(f"fold is {fold!r}; pass i/N with i from 1 to N and N >= 2, such as 1/5")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,5 @@
 """Result of a reader, and its conversion to a data module."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,16 +10,14 @@ import numpy as np
 from torch import Tensor
 
 from mldec.data.observed import ALL_OBSERVED, Observed
-from mldec.data.sampling import SHUFFLED, Sampling
-from mldec.data.splits import Grouping, fold_numbers, parse_fold
+from mldec.data.sampling import SHUFFLED, Sampling, parse_fold
+from mldec.data.splits import Grouping, fold_numbers
 from mldec.data.tasks import MakeEvaluator, ZeroShot
 from mldec.data.transforms import TrainTransform, View
 from mldec.data.types import Classes, DataModule, ImageFiles, Split, StoredImages
-from mldec.errors import ConfigError, DataError, documented
+from mldec.errors import ConfigError, DataError, documented, log
 from mldec.files.text import read_lines
 from mldec.words.types import VectorOrigin
-
-log = logging.getLogger("mldec")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +54,6 @@ class Source:
     vectors: Callable[[tuple[str, ...]], tuple[Tensor, VectorOrigin | None]] | None = None
 
     folder_setting: str | None = None  # key of the image folder, such as "data.images"
-
-    def classes(self, names: tuple[str, ...]) -> Classes:
-        """Return the classes of both splits, if the task is not zero-shot."""
-        if self.vectors is None:
-            return Classes(names, self.exclusive)
-        return Classes(names, self.exclusive, *self.vectors(names))
 
 
 def assemble(
@@ -101,7 +92,8 @@ def assemble(
             images = _select_listed(images, sampling.train_list)
             images = _select_fold(source, images, sampling.fold, held_out=True)
         if zero_shot is None:
-            classes = source.classes(images.classes)
+            vectors = source.vectors(images.classes) if source.vectors else ()
+            classes = Classes(images.classes, source.exclusive, *vectors)
         else:
             images, classes = zero_shot.validation(images)
 

@@ -1,6 +1,5 @@
 """Validation splits and cross-validation folds."""
 
-import logging
 import math
 import os
 import re
@@ -13,12 +12,9 @@ from typing import Literal
 import numpy as np
 
 from mldec.data.labels import Labels, from_statements
-from mldec.data.table import Table
-from mldec.errors import ConfigError, DataError
+from mldec.data.types import StoredImages
+from mldec.errors import ConfigError, DataError, log
 from mldec.names import format_list
-
-log = logging.getLogger("mldec")
-
 
 # Common names of splits, and their meaning.
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
@@ -47,19 +43,15 @@ def check_val(val: str, present: Collection[str], where: Path) -> None:
             raise DataError(f"{where}: there is no split {val!r}; pass data.val={others[0]}")
 
 
-def log_split(what: str, split: str, table: Table) -> None:
-    """Log the size of a split and warn about classes without a positive image."""
-    log.info(f"{what} {split}: {len(table):,} images, {len(table.classes)} classes")
-    warn_empty_classes(what, split, table)
-
-
-def warn_empty_classes(what: str, split: str, table: Table) -> None:
-    """Log a warning with the names of classes without a positive image."""
-    empty = np.flatnonzero(table.labels.counts() == 0)
-    if len(empty) and len(table):
-        names = format_list([repr(table.classes[column]) for column in empty])
-        counts = f"{len(empty)} of {len(table.classes)} classes have no image"
+def log_split(what: str, split: str, images: StoredImages) -> StoredImages:
+    """Log the size of a split, warn about classes without a positive image, and return it."""
+    log.info(f"{what} {split}: {len(images):,} images, {len(images.classes)} classes")
+    empty = np.flatnonzero(images.labels.counts() == 0)
+    if len(empty) and len(images):
+        names = format_list([repr(images.classes[column]) for column in empty])
+        counts = f"{len(empty)} of {len(images.classes)} classes have no image"
         log.warning(f"{what} {split}: {counts}: {names}")
+    return images
 
 
 def path_hash(file: bytes, seed: int) -> int:
@@ -168,26 +160,19 @@ class HoldOut(Grouping):
         """Fraction of held-out images, with its default."""
         return HELD_OUT_FRACTION if self.val_fraction is None else self.val_fraction
 
-    def select(self, table: Table, *, val: bool) -> Table:
+    def select(self, images: StoredImages, *, val: bool) -> StoredImages:
         """Return the held-out validation images (`val`) or the training images.
 
         Each group is assigned as one image with its name as the path and the classes of all.
         """
-        table = replace(table, is_divided=True)
+        images = replace(images, is_divided=True)
         if self.fraction == 0:
-            return table
-        return table.select(self.is_held_out(table.files, table.labels, table.groups) == val)
-
-    def is_held_out(
-        self, keys: np.ndarray, labels: Labels, groups: np.ndarray | None
-    ) -> np.ndarray:
-        """Return a mask of the held-out images, bool [N]; see `select`.
-
-        `keys` are N paths or other keys of `Storage.keys`. For the groups see `Table`.
-        """
-        groups = self.find_groups(keys, groups)
+            return images
+        keys = images.storage.keys
+        labels = images.labels
+        groups = self.find_groups(keys, images.groups)
         if groups is None:
-            return self._is_held_out(keys, labels)
+            return images.select(self._is_held_out(keys, labels) == val)
 
         names, group = np.unique(groups, return_inverse=True)
         positive = labels.values == 1
@@ -203,7 +188,7 @@ class HoldOut(Grouping):
         if is_held_out.all() or not is_held_out.any():
             fault = f"{len(keys):,} images are in {len(names):,} groups, too few to be divided"
             raise DataError(f"data.val_fraction: {fault}; use smaller groups, or change it")
-        return is_held_out
+        return images.select(is_held_out == val)
 
     def _is_held_out(self, keys: np.ndarray, labels: Labels) -> np.ndarray:
         hashes = np.array([path_hash(key, self.seed) for key in _as_bytes(keys)], np.uint64)
@@ -295,15 +280,6 @@ def stratified(labels: Labels, order: np.ndarray, fraction: float) -> np.ndarray
         assign(image, wanted_images)
 
     return split_of_images == 1
-
-
-def parse_fold(fold: str) -> tuple[int, int]:
-    """Return i and N of "i/N". Raises ValueError unless 1 <= i <= N and N >= 2."""
-    # `int` would also accept other digits, spaces and underscores.
-    form = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", fold)
-    if form and int(form[1]) <= int(form[2]) and int(form[2]) >= 2:
-        return int(form[1]), int(form[2])
-    raise ValueError(f"fold is {fold!r}; pass i/N with i from 1 to N and N >= 2, such as 1/5")
 
 
 def fold_numbers(keys: np.ndarray, count: int, seed: int = 0) -> np.ndarray:

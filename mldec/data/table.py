@@ -1,6 +1,5 @@
 """Tables of image files with class names and sparse labels, as read from annotations."""
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -11,8 +10,6 @@ import numpy as np
 from mldec.data.labels import Labels, from_entries
 from mldec.errors import DataError
 from mldec.names import abbreviate, check_names, indices_of, unknown_class
-
-log = logging.getLogger("mldec")
 
 
 @dataclass(frozen=True)
@@ -27,8 +24,6 @@ class Table:
     # Name of the group of each image, bytes [N], or None without groups. A group, such as the
     # frames of a video, is never divided. An image without a group has its path as the name.
     groups: np.ndarray | None = None
-
-    is_divided: bool = False  # whether `HoldOut` divided the images into splits
 
     def __len__(self) -> int:
         return len(self.files)

@@ -1,6 +1,5 @@
 """Evaluators of the label types, and zero-shot classification with word vectors."""
 
-import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -10,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from mldec.data.types import Classes, StoredImages
-from mldec.errors import ConfigError, DataError, documented
+from mldec.errors import ConfigError, DataError, documented, log
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.names import format_list, indices_of
 from mldec.words.types import PREFIX, PROMPT, WordVectors
-
-log = logging.getLogger("mldec")
 
 WORDS_DOCS = "DATASETS.md, section Word vectors"
 

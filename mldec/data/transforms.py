@@ -8,7 +8,6 @@ import random
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -274,25 +273,24 @@ class TrainTransform:
     min_side = None  # a random crop may need the pixels of the whole image
 
     def __init__(self, view: View) -> None:
-        # "random" has one resize operation per interpolation.
-        kind = view.interpolation
-        names = list(INTERPOLATIONS) if kind == "random" else [kind]
-        self.resizes = [_resize(view.image_size, view.crop, name) for name in names]
+        self.view = view
         self.decoder = view.decoder
-        self.resize = view.resize
-        self.flip = view.flip
-        self.cutout = view.cutout
-        self.augment = _augment(view.augment, view.image_size, kind)
+        self.operation = _library_operation(view.augment, view.image_size, view.interpolation)
+        self.crop: Any = None
         self.erase: Callable[[Tensor], Tensor] | None = None
+        # torchvision takes a second to import and is rarely needed. Even with a scale of 1, its
+        # crop would change the aspect ratio.
+        if view.crop < 1:
+            from torchvision.transforms.v2 import RandomResizedCrop
+
+            self.crop = RandomResizedCrop(view.image_size, (view.crop, 1.0), (3 / 4, 4 / 3))
         if view.erase:
-            # torchvision takes a second to import and is rarely needed.
             from torchvision.transforms.v2 import RandomErasing
 
             self.erase = RandomErasing(view.erase, (0.02, 0.33), (0.3, 3.3), value=MEAN_COLOR)
 
         # Random crop, erasing and the augmentations of libraries do not accept a generator.
-        uses_library = view.augment not in ("official", "none")
-        self.draws_globally = view.crop < 1 or view.erase > 0 or uses_library
+        self.draws_globally = view.crop < 1 or view.erase > 0 or self.operation is not None
 
     def __call__(self, image: Picture, rng: SampleRandom) -> Tensor:
         """Transform an RGB image to uint8 [3, S, S] with a newly seeded `rng`."""
@@ -302,85 +300,63 @@ class TrainTransform:
             return self._transform(image, rng)
 
     def _transform(self, picture: Picture, rng: SampleRandom) -> Tensor:
-        # Do not draw a number for a single operation. It would change all later random numbers.
-        resize = self.resizes[0] if len(self.resizes) == 1 else rng.choice(self.resizes)
-        image = as_pillow(resize(RESIZES[self.resize](picture)))
+        view = self.view
+        interpolation = view.interpolation
+        # Do not draw a number for a single choice. It would change all later random numbers.
+        if interpolation == "random":
+            interpolation = rng.choice(list(INTERPOLATIONS))
+        picture = RESIZES[view.resize](picture)
+        if self.crop is not None:
+            picture = self._cropped(picture)
+        size = (view.image_size, view.image_size)
+        image = as_pillow(resized(picture, size, interpolation))
 
-        if self.flip and rng.random() < 0.5:
+        if view.flip and rng.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         # Cutout works in place. The resize always returns a new image.
-        if self.cutout:
-            image = cutout(image, self.cutout, rng)
+        if view.cutout:
+            image = cutout(image, view.cutout, rng)
 
-        tensor = to_tensor(self.augment(image, rng))
+        if view.augment == "official":
+            image = augment_by_pair(image, rng)
+        elif self.operation is not None:
+            # The libraries draw from the global generators.
+            random.setstate(rng.getstate())
+            image = self.operation(image)
+        tensor = to_tensor(image)
         return self.erase(tensor) if self.erase else tensor
+
+    def _cropped(self, image: Picture) -> Picture:
+        """Return a random part of an image. Resizing it in torchvision is slower for tensors."""
+        place = self.crop.make_params([image])
+        top = place["top"]
+        left = place["left"]
+        bottom = top + place["height"]
+        right = left + place["width"]
+        if isinstance(image, Tensor):
+            return image[:, top:bottom, left:right]
+        return image.crop((left, top, right, bottom))
 
 
 Transform = EvalTransform | TrainTransform
 
 
-def _resize(size: int, crop: float, interpolation: str) -> Callable[[Picture], Picture]:
-    # Even with a scale of 1, torchvision would crop to its range of aspect ratios.
-    if crop == 1:
-        return partial(resized, size=(size, size), interpolation=interpolation)
+def _library_operation(name: str, size: int, interpolation: str) -> Any:
+    """Return the augmentation of timm or torchvision, or None for "official" and "none"."""
+    if not name.startswith("rand-"):
+        _check_known("augment", name, AUGMENTS)
+        if name != "randaugment":
+            return None
+        from torchvision.transforms.v2 import RandAugment
 
-    from torchvision.transforms import v2
+        return RandAugment()
 
-    how = INTERPOLATIONS[interpolation]
-    random_crop = v2.RandomResizedCrop(
-        (size, size), scale=(crop, 1.0), ratio=(3 / 4, 4 / 3), interpolation=how
-    )
-    return partial(_cropped, random_crop=random_crop, interpolation=interpolation)
-
-
-def _cropped(image: Picture, *, random_crop: Any, interpolation: str) -> Picture:
-    """Resize a random crop of an image. It is faster than torchvision for tensors."""
-    if not isinstance(image, Tensor):
-        return random_crop(image)
-
-    place = random_crop.make_params([image])
-    bottom = place["top"] + place["height"]
-    right = place["left"] + place["width"]
-    part = image[:, place["top"] : bottom, place["left"] : right]
-    return resized(part, random_crop.size, interpolation)
-
-
-Augment = Callable[[Image.Image, SampleRandom], Image.Image]
-
-
-def _augment(name: str, size: int, interpolation: str) -> Augment:
-    if name.startswith("rand-"):
-        return partial(_by_library, operation=_timm_augment(name, size, interpolation))
-
-    _check_known("augment", name, AUGMENTS)
-    if name == "randaugment":
-        from torchvision.transforms import v2
-
-        return partial(_by_library, operation=v2.RandAugment())
-    if name == "official":
-        return augment_by_pair
-    return _unchanged
-
-
-def _unchanged(image: Image.Image, rng: SampleRandom) -> Image.Image:
-    return image
-
-
-def _by_library(
-    image: Image.Image, rng: SampleRandom, *, operation: Callable[[Image.Image], Image.Image]
-) -> Image.Image:
-    """Apply an operation that draws from global generators. `random` gets the state of `rng`."""
-    random.setstate(rng.getstate())
-    return operation(image)
-
-
-def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.Image], Image.Image]:
     # timm ignores parts without a number, and raises assertion errors or late errors for others.
     if not re.fullmatch(
-        r"rand(-(m\d+|n\d+|p(0\.\d+|1|1\.0)|mstd\d+(\.\d+)?|mmax\d+|inc[01]))+", text
+        r"rand(-(m\d+|n\d+|p(0\.\d+|1|1\.0)|mstd\d+(\.\d+)?|mmax\d+|inc[01]))+", name
     ):
         raise ConfigError(
-            f"augment: {text!r} is not a RandAugment of timm, such as rand-m7-mstd0.5-inc1"
+            f"augment: {name!r} is not a RandAugment of timm, such as rand-m7-mstd0.5-inc1"
         )
 
     from timm.data.auto_augment import rand_augment_transform
@@ -390,7 +366,7 @@ def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.I
     if interpolation != "random":
         settings["interpolation"] = INTERPOLATIONS[interpolation]
 
-    transform = rand_augment_transform(text, settings)
+    transform = rand_augment_transform(name, settings)
     for operation in transform.ops:
         if operation.name.startswith("Posterize"):
             operation.aug_fn = _posterize

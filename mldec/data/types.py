@@ -76,7 +76,10 @@ class Storage(Protocol):
 
     @property
     def keys(self) -> np.ndarray:
-        """Unique keys of the images, [N, ...], independent of the location of the dataset."""
+        """Keys of the images, [N, ...], independent of the location of the dataset.
+
+        They are unique except for those of tar shards, whose images have no names.
+        """
 
     def content(self, index: int) -> bytes:
         """Return the bytes of an image file. Raises DataError if they cannot be read."""
@@ -97,7 +100,7 @@ class StoredImages:
     transform: Transform | None = None
 
     groups: np.ndarray | None = None  # see `Table`
-    is_divided: bool = False  # see `Table`
+    is_divided: bool = False  # whether `HoldOut` divided the images into splits
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -307,11 +310,8 @@ class ImagesInMemory(Storage):
 
 def in_folder(table: Table, folder: Path) -> StoredImages:
     """Return the images of a table with paths relative to a folder."""
-    return _stored(table, ImageFiles(folder, table.files))
-
-
-def _stored(table: Table, storage: Storage) -> StoredImages:
-    return StoredImages(storage, table.labels, table.classes, None, table.groups, table.is_divided)
+    files = ImageFiles(folder, table.files)
+    return StoredImages(files, table.labels, table.classes, groups=table.groups)
 
 
 @dataclass(frozen=True)
@@ -327,10 +327,10 @@ class Annotations:
 
     def images(self, rows: np.ndarray) -> StoredImages:
         """Return the images of some rows of the table, given as ordered indices."""
-        table = self.table.select(rows)
+        images = in_folder(self.table.select(rows), self.folder)
         if self.storage is None:
-            return in_folder(table, self.folder)
-        return _stored(table, self.storage.select(rows))
+            return images
+        return replace(images, storage=self.storage.select(rows))
 
 
 def check_folder(root: str, what: str) -> Path:
@@ -339,10 +339,8 @@ def check_folder(root: str, what: str) -> Path:
     Raises DataError if it is not a folder, is empty or cannot be listed.
     """
     folder = Path(root).expanduser().absolute()
-    if not folder.is_dir():
-        raise DataError(f"data.root: {folder} is not a folder; set it to the folder of {what}")
-
     # An empty folder often means that a disk is not mounted.
-    if not any(list_folder(folder)):
-        raise DataError(f"data.root: {folder} is empty; set it to the folder of {what}")
+    if not folder.is_dir() or not any(list_folder(folder)):
+        fault = "is empty" if folder.is_dir() else "is not a folder"
+        raise DataError(f"data.root: {folder} {fault}; set it to the folder of {what}")
     return folder

@@ -1,7 +1,6 @@
 """The cache folder, and cached arrays."""
 
 import hashlib
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mldec.errors import DataError, brief
+from mldec.errors import DataError, brief, log
 from mldec.files.atomic import replacing, to_json, write_file
 
 if TYPE_CHECKING:
     from torch import nn
-
-log = logging.getLogger("mldec")
-
 
 FORMAT = 6  # version of cached tables; increase it when the meaning of an array changes
 

@@ -1,7 +1,6 @@
 """The folder of a run: checkpoints, run.json, and the lock file."""
 
 import json
-import logging
 import os
 import shlex
 import shutil
@@ -16,10 +15,8 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-from mldec.errors import CheckpointError, RunInUseError, naming_errors, writing
+from mldec.errors import CheckpointError, RunInUseError, log, naming_errors, writing
 from mldec.runtime.console import in_notebook
-
-log = logging.getLogger("mldec")
 
 RUN_FILE = "run.json"
 LOG_FILE = "metrics.jsonl"

@@ -48,6 +48,8 @@ class ClipSource:
     text: str  # user input, for messages
     model: str  # a name of open_clip, "local-dir:FOLDER" or "hf-hub:OWNER/NAME"
     weights: str | None  # pretrained tag or file; None for a folder or repository with weights
+    folder: Path | None = None  # folder of the model; None for other sources
+    file: Path | None = None  # local file of the weights; None for other sources
 
     @classmethod
     def parse(cls, text: str) -> "ClipSource":
@@ -58,17 +60,18 @@ class ClipSource:
         It may have the prefix "local-dir:".
         """
         name = text.removeprefix(PREFIX)
-        folder = Path(name.removeprefix(LOCAL)).expanduser()
+        folder = Path(name.removeprefix(LOCAL)).expanduser().absolute()
         if name.startswith(LOCAL) or (name and folder.is_dir()):
-            return cls(text, f"{LOCAL}{folder.absolute()}", None)
+            return cls(text, f"{LOCAL}{folder}", None, folder=folder)
         if name.startswith(HUB):
             return cls(text, name, None)
 
         model, _, weights = name.partition(":")
         path = Path(weights).expanduser()
         if path.is_file():
-            weights = str(path.absolute())
-        elif len(path.parts) > 1:
+            path = path.absolute()
+            return cls(text, model, str(path), file=path)
+        if len(path.parts) > 1:
             raise ConfigError(f"{text}: {path} not found; write clip:MODEL:WEIGHTS or clip:FOLDER")
         return cls(text, model, weights or DEFAULT_WEIGHTS)
 
@@ -77,18 +80,6 @@ class ClipSource:
         """The source with absolute paths, which is valid in any working directory."""
         weights = "" if self.weights is None else f":{self.weights}"
         return PREFIX + self.model.removeprefix(LOCAL) + weights
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder of the model, or None for other sources."""
-        is_folder = self.model.startswith(LOCAL)
-        return Path(self.model.removeprefix(LOCAL)) if is_folder else None
-
-    @property
-    def file(self) -> Path | None:
-        """The local file of the weights, or None for other sources."""
-        path = Path(self.weights or "")
-        return path if path.is_file() else None
 
 
 @dataclass(frozen=True)

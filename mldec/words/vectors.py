@@ -1,6 +1,5 @@
 """Word vectors of class names: text files, arrays, encoders, and lists of names."""
 
-import logging
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -11,41 +10,15 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
-from mldec.errors import CheckpointError, ConfigError, DataError, documented, naming_errors
+from mldec.errors import CheckpointError, ConfigError, DataError, documented, log, naming_errors
 from mldec.files.text import open_binary, read_json, read_lines
 from mldec.files.torch_files import read_torch, sha256_of
 from mldec.names import check_names, format_list, indices_of, names_fault
 from mldec.words.encoder import PLACE, ClipSource, encode_names
 from mldec.words.types import DIGITS_PREFIX, PREFIX, PROMPT, VectorOrigin, WordVectors
 
-log = logging.getLogger("mldec")
-
 _SEE = "see DATASETS.md, section Word vectors"
-_TORCH_FILES = (".pth", ".pt", ".pickle", ".pkl")
-
-
-def _look_up(
-    path: Path, names: Sequence[str], optional: Sequence[str], order: Sequence[str] | None
-) -> dict[str, np.ndarray]:
-    """Return the vectors of a file, float32 [D] each, by name. Optional names may be missing."""
-    with naming_errors(path, DataError, remedy=_SEE):
-        if path.suffix == ".npy" or path.suffix in _TORCH_FILES:
-            vectors = _by_name(path, names, optional, order)
-        else:
-            vectors = _read_text(path, names, optional)
-
-    missing = [name for name in names if name not in vectors]
-    if missing:
-        raise DataError(
-            f"{path}: {len(missing):,} of {len(names):,} names have no vector: "
-            f"{format_list(missing)}; {_SEE}"
-        )
-
-    # The zero-shot heads and `nearest` normalize vectors, so zeros are not allowed.
-    for name, vector in vectors.items():
-        if not np.isfinite(vector).all() or not vector.any():
-            raise DataError(f"{path}: the vector of {name!r} is zero or not finite; {_SEE}")
-    return vectors
+_ARRAY_FILES = (".npy", ".pth", ".pt", ".pickle", ".pkl")
 
 
 def _by_name(
@@ -93,12 +66,17 @@ def _read_text(path: Path, names: Sequence[str], optional: Sequence[str]) -> dic
     """Return the vectors of a text file with lines "word number number ..." by name."""
     all_names = tuple(names) + tuple(optional)
     texts = set(all_names).union(*map(_words, all_names))
-    spellings = {text: _spellings(text) for text in texts}
+    spellings: dict[str, list[bytes]] = {}
+    for text in texts:
+        words = _words(text)
+        forms = [text, " ".join(words), "_".join(words), "-".join(words)]
+        # Compare bytes, because some files have words without a valid encoding.
+        spellings[text] = [form.encode() for form in forms + [form.lower() for form in forms]]
     vector_of_word = _scan(path, set(chain.from_iterable(spellings.values())))
 
     vector_of_text: dict[str, np.ndarray] = {}
-    for text, words in spellings.items():
-        for word in words:
+    for text, encoded in spellings.items():
+        for word in encoded:
             if word in vector_of_word:
                 vector_of_text.setdefault(text, vector_of_word[word])
 
@@ -120,14 +98,6 @@ def _read_text(path: Path, names: Sequence[str], optional: Sequence[str]) -> dic
 
 def _words(name: str) -> list[str]:
     return re.split(r"[ _-]+", name.strip())
-
-
-def _spellings(name: str) -> list[bytes]:
-    words = _words(name)
-    texts = [name, " ".join(words), "_".join(words), "-".join(words)]
-    texts += [text.lower() for text in texts]
-    # Compare bytes, because some files have words without a valid encoding.
-    return [text.encode() for text in texts]
 
 
 def _scan(path: Path, wanted: Collection[bytes]) -> dict[bytes, np.ndarray]:
@@ -210,7 +180,23 @@ def load_word_vectors(
         return named_vectors(source, names, optional)
 
     path = Path(source)
-    vectors = _look_up(path, names, optional, order)
+    with naming_errors(path, DataError, remedy=_SEE):
+        if path.suffix in _ARRAY_FILES:
+            vectors = _by_name(path, names, optional, order)
+        else:
+            vectors = _read_text(path, names, optional)
+
+    missing = [name for name in names if name not in vectors]
+    if missing:
+        raise DataError(
+            f"{path}: {len(missing):,} of {len(names):,} names have no vector: "
+            f"{format_list(missing)}; {_SEE}"
+        )
+
+    # The zero-shot heads and `nearest` normalize vectors, so zeros are not allowed.
+    for name, vector in vectors.items():
+        if not np.isfinite(vector).all() or not vector.any():
+            raise DataError(f"{path}: the vector of {name!r} is zero or not finite; {_SEE}")
     word_vectors = torch.from_numpy(np.stack(list(vectors.values())))
     return WordVectors(tuple(vectors), word_vectors, VectorOrigin(path.name, sha256_of(path)))
 

@@ -304,6 +304,19 @@ def test_loss_of_torch_needs_no_code():
     assert not loss.all_reduces
 
 
+def test_class_prior_of_a_plugin_is_not_a_file():
+    class Weighted(torch.nn.Module):
+        reduction = "mean"
+
+        def __init__(self, class_prior: str) -> None:
+            super().__init__()
+            received.append(class_prior)
+
+    received: list[str] = []
+    build.loss({"loss": build.Part("loss", "own.Weighted", Weighted, {"class_prior": "uniform"})})
+    assert received == ["uniform"]
+
+
 OWN_PHOTOS = [name for name in options("experiment") if name.startswith("finetune")]
 
 

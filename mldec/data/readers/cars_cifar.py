@@ -63,8 +63,7 @@ def _load_split(root: Path, split: str, cache_dir: str | None) -> StoredImages:
             folder = folder / folder.name
 
     table = cached_table(f"cars {split}", sources, partial(_parse, sources, split), cache_dir)
-    log_split("cars", split, table)
-    return in_folder(table, folder)
+    return log_split("cars", split, in_folder(table, folder))
 
 
 def _parse(sources: list[Path], split: str) -> Table:

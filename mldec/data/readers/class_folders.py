@@ -1,10 +1,8 @@
 """Single-label images with one folder per class, and ImageNet-1k with a folder per WordNet id."""
 
-import logging
 import os
 from collections.abc import Sequence
 from functools import partial
-from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -31,8 +29,6 @@ from mldec.names import (
     indices_of,
     unknown_class,
 )
-
-log = logging.getLogger("mldec")
 
 
 def read_class_folders(
@@ -64,12 +60,9 @@ def read_class_folders(
         labels = from_single(np.array(classes, np.int32), len(display_names))
         return Table(encode_paths(files), labels, display_names)
 
-    # The key has a hash of the names, because a plain list of names would be ambiguous.
     chosen = (tuple(class_names), display_names, sorted(READ))
-    settings = sha256(os.fsencode(repr(chosen))).hexdigest()
-    sources = [folder]
-    sources += [folder / name for name in present]
-    return cached_table(f"folders 2 {settings}", sources, parse, cache_dir)
+    sources = [folder] + [folder / name for name in present]
+    return cached_table(f"folders 2 {chosen}", sources, parse, cache_dir)
 
 
 def list_class_folders(folder: Path, skipped: SkippedFiles | None = None) -> list[str]:
@@ -135,22 +128,21 @@ def folders(
         class_names = names or list_class_folders(parent)
         class_names = check_names(class_names, folder)
 
-        images = folder / name if divided else folder
-        table = read_class_folders(images, class_names, class_names, cache_dir)
+        parent = folder / name if divided else folder
+        table = read_class_folders(parent, class_names, class_names, cache_dir)
+        images = in_folder(table, parent)
         skipped = SkippedFiles()
-        for class_folder in list_class_folders(images, skipped):
-            for entry in user_entries(images / class_folder, skipped):
-                skipped.add(f"{class_folder}/{entry.name}")
-        if skipped and not len(table):
-            raise DataError(f"{images}: no supported image; {skipped}")
+        for class_folder in list_class_folders(parent, skipped):
+            for entry in user_entries(parent / class_folder, skipped):
+                skipped.accepts(f"{class_folder}/{entry.name}")
+        if skipped and not len(images):
+            raise DataError(f"{parent}: no supported image; {skipped}")
         # An undivided folder has the same files for both splits. Warn only once.
         if divided or split == train:
             skipped.log(f"folders {split}")
         if not divided:
-            table = division.select(table, val=split == val)
-
-        log_split("folders", split, table)
-        return in_folder(table, images)
+            images = division.select(images, val=split == val)
+        return log_split("folders", split, images)
 
     return Source(
         load=load, train=train, val=val, where=folder, evaluator=evaluator, exclusive=True
@@ -198,8 +190,7 @@ def imagenet(
         if real_labels and split == val:
             table = _with_real_labels(table, Path(real_labels).expanduser())
 
-        log_split("imagenet", split, table)
-        return in_folder(table, folder / split)
+        return log_split("imagenet", split, in_folder(table, folder / split))
 
     return Source(
         load=load, train=train, val=val, where=folder, evaluator=evaluator, exclusive=True
@@ -247,9 +238,8 @@ def _read_split(root: Path, split: str, wnids: list[str], cache_dir: str | None)
     if solution is None or not list_images(folder):
         fault = f"there is neither a folder per class nor {_SOLUTION}"
         raise DataError(f"{folder}: {fault}; unpack and sort the official archives")
-    settings = sha256(" ".join(wnids).encode()).hexdigest()
     parse = partial(_parse_solution, solution, wnids, names)
-    return cached_table(f"imagenet {settings}", [solution], parse, cache_dir)
+    return cached_table(f"imagenet {wnids}", [solution], parse, cache_dir)
 
 
 def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) -> Table:

@@ -1,6 +1,5 @@
 """MS-COCO and other JSON files of its form as multi-label data, and its zero-shot split."""
 
-import logging
 import os
 from array import array
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ import numpy as np
 from mldec.data.cache import cached_table
 from mldec.data.labels import from_statements
 from mldec.data.source import Source
-from mldec.data.splits import HELD_OUT, SPLITS, HoldOut, check_val, find_split, warn_empty_classes
+from mldec.data.splits import HELD_OUT, SPLITS, HoldOut, check_val, find_split, log_split
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import (
     DEFAULT_VECTORS,
@@ -25,11 +24,9 @@ from mldec.data.tasks import (
     split_classes,
 )
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, naming_errors
+from mldec.errors import DataError, log, naming_errors
 from mldec.files.text import member, read_json, unique
 from mldec.names import COCO_NAMES, abbreviate, as_name, indices_of, names_fault
-
-log = logging.getLogger("mldec")
 
 _ROBOFLOW = "_annotations.coco.json"  # in the image folder of a split
 _REMEDY = "correct it, or use a COCO instances file"
@@ -70,17 +67,17 @@ def coco(
         is_single &= all(SPLITS.get(found.lower(), "train") == "train" for found in files)
         if is_single:
             name = next(iter(files))
-        elif split == val:
+        elif split == train and division.fraction not in (0, HELD_OUT.fraction):
+            log.warning("coco: data.val_fraction is not used, because the data has both splits")
+        if not is_single and split == val:
             # Before the file is opened, because a hint to the existing splits helps more than a
             # missing file.
             check_val(name, files, folder)
-        table, image_folder = _load_split(
-            folder, files, name, cache_dir, annotated_only=annotated_only
-        )
+        images = _load_split(folder, files, name, cache_dir, annotated_only=annotated_only)
         if is_single:
-            table = division.select(table, val=split == val)
-            log.info(f"coco: {files[name]} is the only file: {len(table):,} images for {split}")
-        return in_folder(table, image_folder)
+            images = division.select(images, val=split == val)
+            log.info(f"coco: {files[name]} is the only file: {len(images):,} images for {split}")
+        return images
 
     source = Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
     if words.vectors is None:
@@ -101,15 +98,6 @@ def _find_files(root: Path) -> dict[str, Path]:
     return files
 
 
-def _image_folder(root: Path, split: str, table: Table) -> Path:
-    """Return the first folder that contains the first image, or root/split."""
-    folders = [root / split, root / "images" / split, root / "images", root]
-    for folder in folders:
-        if (folder / os.fsdecode(table.files[0])).is_file():
-            return folder
-    return folders[0]
-
-
 def _load_split(
     root: Path,
     files: Mapping[str, Path],
@@ -117,20 +105,22 @@ def _load_split(
     cache_dir: str | None,
     *,
     annotated_only: bool,
-) -> tuple[Table, Path]:
-    """Return the images of a split and their folder."""
+) -> StoredImages:
     annotations = files.get(split, root / "annotations" / f"instances_{split}.json")
     table = cached_table("coco labels", [annotations], partial(_parse, annotations), cache_dir)
 
     # Each entry of the sparse labels is positive, so images without objects have no entry.
     if annotated_only:
         table = table.select(np.diff(table.labels.starts) > 0)
-    condition = " with an object" if annotated_only else ""
     if not len(table):
+        condition = " with an object" if annotated_only else ""
         raise DataError(f"{annotations}: no image{condition}; restore it")
-    log.info(f"coco {split}: {len(table):,} images{condition}, {len(table.classes)} classes")
-    warn_empty_classes("coco", split, table)
-    return table, _image_folder(root, split, table)
+
+    # The images are in the first of these folders that contains the first image.
+    folders = [root / split, root / "images" / split, root / "images", root]
+    first = os.fsdecode(table.files[0])
+    found = (folder for folder in folders if (folder / first).is_file())
+    return log_split("coco", split, in_folder(table, next(found, folders[0])))
 
 
 def _parse(annotations: Path) -> Table:
@@ -263,10 +253,7 @@ def coco_zsl(
 
 def _load_zero_shot(folder: Path, split: str, cache_dir: str | None) -> StoredImages:
     """Return the images with at least one of the 65 classes, without the 15 unused classes."""
-    table, image_folder = _load_split(
-        folder, _find_files(folder), split, cache_dir, annotated_only=False
-    )
-    images = in_folder(table, image_folder)
+    images = _load_split(folder, _find_files(folder), split, cache_dir, annotated_only=False)
 
     # Select the classes first: images with unused classes only have no label left.
     used = np.flatnonzero(np.isin(images.classes, SEEN + UNSEEN)).tolist()

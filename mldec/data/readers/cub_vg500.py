@@ -42,8 +42,7 @@ def cub(*, root: str, threshold: float = 0.5) -> Source:
     def load(split: str, cache_dir: str | None) -> StoredImages:
         parse = partial(_parse_cub, sources, split)
         table = cached_table(f"cub {split}", sources, parse, cache_dir)
-        log_split("cub", split, table)
-        return in_folder(table, base / "images")
+        return log_split("cub", split, in_folder(table, base / "images"))
 
     return Source(load=load, val="test", where=folder, evaluator=evaluator)
 
@@ -130,17 +129,17 @@ def vg500(
 
         # The names are not part of the cached table, so it fits all names.
         table = replace(table, classes=names)
-        log_split("vg500", split, table)
         second = f"{images}_2"
         if not (folder / second).is_dir():
-            return in_folder(table, folder / images)
+            return log_split("vg500", split, in_folder(table, folder / images))
 
         in_second = {os.fsencode(entry.name) for entry in list_folder(folder / second)}
         files = []
         for name in table.files.tolist():
             folder_of_image = second if name in in_second else images
             files.append(f"{folder_of_image}/{os.fsdecode(name)}")
-        return in_folder(replace(table, files=encode_paths(files)), folder)
+        listed = in_folder(replace(table, files=encode_paths(files)), folder)
+        return log_split("vg500", split, listed)
 
     return Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
 

@@ -3,7 +3,6 @@
 Predictions are written in the first two formats, to be imported by the tools.
 """
 
-import logging
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -22,11 +21,9 @@ from mldec.data.splits import HoldOut, check_val, log_split
 from mldec.data.table import TableBuilder, path_inside
 from mldec.data.tasks import multi_label, partial_labels
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, naming_errors, print_error
+from mldec.errors import DataError, log, naming_errors, print_error
 from mldec.files.text import expect, member, read_bytes, read_json
 from mldec.names import abbreviate, as_name, check_names, format_list, given_names
-
-log = logging.getLogger("mldec")
 
 # Eight hexadecimal digits that Label Studio puts before the names of uploaded files.
 _UPLOAD = re.compile(r"\A[0-9a-f]{8}-(?=.)")
@@ -97,9 +94,8 @@ def label_studio(
     """
 
     def parse(path: Path, found: Export, split: str) -> None:
-        tasks = read_json(path)
-        if not isinstance(tasks, list):
-            raise DataError(f"{path}: it is not a list of tasks; export it as JSON")
+        with naming_errors(path, DataError, remedy="export a list of tasks as JSON"):
+            tasks = expect(read_json(path), list, "it")
         for number, task in enumerate(tasks, 1):
             where = f"{path}, task {number}"
             with naming_errors(where, DataError, remedy="export it as JSON, not as JSON-MIN"):
@@ -349,49 +345,60 @@ def _source(
     val = export.val.lower()
 
     def load(part: str, _: str | None) -> StoredImages:
+        # Each split may have its own export, in the folder of this name.
         found = Export()
-        has_files = not path.is_file() and (folder / export.train / file).is_file()
-        if has_files:
+        split_folders = {}
+        if not path.is_file() and (folder / export.train / file).is_file():
+            split_folders = {train: export.train, val: export.val}
             present = [other.parent.name for other in folder.glob(f"*/{file}")]
             check_val(export.val, present, folder)
-            for split in (export.train, export.val):
-                parse(folder / split / file, found, split.lower())
+            for split, name_of_folder in split_folders.items():
+                parse(folder / name_of_folder / file, found, split)
         else:
             parse(path, found, "")
-
-        classes = names
-        if names is None and found.classes:
-            classes = check_names(dict.fromkeys(found.classes), path)
-        builder = TableBuilder(classes=classes, folder=image_folder)
-        finder = PhotoFinder(image_folder)
-        splits = []
-        for entry in found.images:
-            # Images of several splits or subsets may have the same name.
-            folders = entry.folders + ("", "images/", "data/")
-            if has_files:
-                of_split = f"{export.val if entry.split == val else export.train}/"
-                folders = tuple(of_split + name for name in folders) + folders
-            builder.add(_find(entry, finder, folders), entry.labels, entry.where)
-            splits.append(entry.split)
+        splits = [entry.split for entry in found.images]
         if not splits:
             raise DataError(f"{path}: none of {found.unlabeled:,} images is labeled; label some")
-        table = builder.build(path)
+        images = _images(found, names, path, image_folder, split_folders)
 
-        if has_files or (train in splits and len(set(splits)) > 1):
+        # A single export may have the splits of its images. Otherwise, some images are held out.
+        if split_folders or (train in splits and len(set(splits)) > 1):
             if part == export.val:
                 check_val(val, splits, path)
             wanted = train if part == export.train else val
-            table = table.select(np.array(splits) == wanted)
+            images = images.select(np.array(splits) == wanted)
         else:
-            table = export.select(table, val=part == export.val)
+            images = export.select(images, val=part == export.val)
+
         if part == export.val:
             log.info(f"{name}: {found.unlabeled:,} images without a label are left out")
             if found.ignored:
                 kinds = [f"{count:,} {kind}" for kind, count in found.ignored.most_common()]
                 log.warning(f"{name}: ignored annotations: {format_list(kinds)}")
-        log_split(name, part, table)
-        return in_folder(table, image_folder)
+        return log_split(name, part, images)
 
     evaluator = multi_label(export.threshold, skip_empty=export.skip_empty)
     source = Source(load=load, train=export.train, val=export.val, where=path, evaluator=evaluator)
     return replace(source, folder_setting="data.images")
+
+
+def _images(
+    found: Export,
+    names: tuple[str, ...] | None,
+    where: Path,
+    image_folder: Path,
+    split_folders: Mapping[str, str],
+) -> StoredImages:
+    """Return the images of an export. `split_folders` are the folders of splits with an export."""
+    if names is None and found.classes:
+        names = check_names(dict.fromkeys(found.classes), where)
+    builder = TableBuilder(classes=names, folder=image_folder)
+    finder = PhotoFinder(image_folder)
+    for entry in found.images:
+        # Images of several splits or subsets may have the same name.
+        folders = entry.folders + ("", "images/", "data/")
+        if split_folders:
+            parent = split_folders[entry.split]
+            folders = tuple(f"{parent}/{name}" for name in folders) + folders
+        builder.add(_find(entry, finder, folders), entry.labels, entry.where)
+    return in_folder(builder.build(where), image_folder)

@@ -4,7 +4,6 @@ Both are read from the CSV files of the authors of ML-Decoder and ASL, or from t
 files. The 81 concepts are also read from the NumPy files of the papers on single positive labels.
 """
 
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,12 +29,10 @@ from mldec.data.tasks import (
     split_classes,
 )
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, naming_errors
+from mldec.errors import DataError, log, naming_errors
 from mldec.files.tables import read_table
 from mldec.files.text import member, read_bytes, read_json, read_lines
 from mldec.names import check_names, split_names
-
-log = logging.getLogger("mldec")
 
 _SPLITS = ("train", "val")
 _CONCEPTS = Path("ConceptsList", "Concepts81.txt")
@@ -245,16 +242,28 @@ def _parse_numpy(image_list: Path, label_file: Path) -> Table:
 
 def _present_images(table: Table, folder: Path, split: str) -> StoredImages:
     """Return the images of a table that are in a folder."""
-    # Most images are no longer on Flickr, and copies of the dataset use other file names.
-    files = _find_images(folder, table.files)
+    if not folder.is_dir():
+        raise DataError(f"data.images: {folder} is not a folder; set it to the image folder")
+    skipped = SkippedFiles()
+    present = {Path(path).relative_to(folder).as_posix() for path in files_below(folder, skipped)}
+    skipped.log("nuswide")
+
+    # Most images are no longer on Flickr, and copies of the dataset have other file names with the
+    # same Flickr number. Files without a number have the number "", which must not match.
+    by_number = {_flickr_number(path): path for path in sorted(present)}
+    by_number[""] = ""
+    paths = []
+    for name in map(os.fsdecode, table.files.tolist()):
+        paths.append(name if name in present else by_number.get(_flickr_number(name), ""))
+    files = encode_paths(paths)
     is_present = files != b""
     if not is_present.all():
         count = f"{np.count_nonzero(~is_present):,} of {len(table):,} listed images are absent"
         log.warning(f"nuswide {split}: {count} and left out")
 
-    present = table.select(is_present)
-    log.info(f"nuswide {split}: {len(present):,} images, {len(table.classes):,} classes")
-    return in_folder(replace(present, files=files[is_present]), folder)
+    table = replace(table, files=files).select(is_present)
+    log.info(f"nuswide {split}: {len(table):,} images, {len(table.classes):,} classes")
+    return in_folder(table, folder)
 
 
 def _parse_official(sources: list[Path], concepts: list[str]) -> Table:
@@ -287,28 +296,6 @@ def _zeros_and_ones(source: Path, shape: tuple[int, ...]) -> np.ndarray:
     with naming_errors(source, DataError, remedy="restore it"):
         digits = np.frombuffer(text.translate(None, b" \t\r\n"), np.int8)
         return digits.reshape(shape) - ord("0")
-
-
-def _find_images(folder: Path, listed: np.ndarray) -> np.ndarray:
-    """Return the path of each image, by its name or Flickr number, or b"", bytes [N]."""
-    if not folder.is_dir():
-        raise DataError(f"data.images: {folder} is not a folder; set it to the image folder")
-
-    skipped = SkippedFiles()
-    present = {Path(path).relative_to(folder).as_posix() for path in files_below(folder, skipped)}
-    skipped.log("nuswide")
-
-    # Files without a Flickr number have the number "", which must not match.
-    # Copies of the data set have other names with the same Flickr number.
-    by_number = {_flickr_number(path): path for path in sorted(present)}
-    by_number[""] = ""
-    paths = []
-    for name in map(os.fsdecode, listed.tolist()):
-        if name in present:
-            paths.append(name)
-        else:
-            paths.append(by_number.get(_flickr_number(name), ""))
-    return encode_paths(paths)
 
 
 def _flickr_number(path: str) -> str:

@@ -1,7 +1,6 @@
 """Open Images V6: 57 million human-verified labels of 9,605 classes, read in chunks."""
 
 import json
-import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,14 +17,11 @@ from mldec.data.splits import log_split
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import partial_labels
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, naming_errors
+from mldec.errors import DataError, log, naming_errors
 from mldec.files.tables import csv_columns
 from mldec.files.text import read_lines
 from mldec.files.torch_files import read_torch
 from mldec.names import abbreviate, check_names, disambiguate, indices_of, without_quotes
-
-log = logging.getLogger("mldec")
-
 
 # Maps a split (and image folder) to the file of its human-verified labels.
 LABELS = {
@@ -79,8 +75,7 @@ def _load_split(
     sources = [annotations / LABELS[split], annotations / TRAINABLE, annotations / DESCRIPTIONS]
     parse = partial(_parse, sources, names, prefix)
     table = cached_table(f"openimages {names} {prefix}", sources, parse, cache_dir)
-    log_split("openimages", split, table)
-    return in_folder(table, root / split)
+    return log_split("openimages", split, in_folder(table, root / split))
 
 
 def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
@@ -205,8 +200,7 @@ def _load_miil_split(
     sources = [file for file in (data, class_file, display_file) if file is not None]
     parse = partial(_parse_miil, data, split, class_file, display_file)
     table = cached_table(f"openimages_miil {split!r}", sources, parse, cache_dir)
-    log_split("openimages_miil", split, table)
-    return in_folder(table, root)
+    return log_split("openimages_miil", split, in_folder(table, root))
 
 
 def _parse_miil(
@@ -217,10 +211,9 @@ def _parse_miil(
     files, splits, images, classes, values = _read_csv(data, codes)
 
     # Sorting millions of paths takes less memory than a dictionary.
-    ordered = np.sort(files)
-    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-    if len(repeated):
-        name = repeated[0].decode(errors="replace")
+    names_of_files, counts = np.unique(files, return_counts=True)
+    if len(names_of_files) < len(files):
+        name = names_of_files[counts.argmax()].decode(errors="replace")
         raise DataError(f"{data}: the image {name} is listed twice; remove one")
 
     # Map the code of each MID to a column of the class list, or -1.

@@ -1,6 +1,5 @@
 """Pascal VOC as multi-label classification."""
 
-import logging
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -13,11 +12,9 @@ from mldec.data.source import Source
 from mldec.data.table import Table, TableBuilder, path_inside
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, naming_errors
+from mldec.errors import DataError, log, naming_errors
 from mldec.files.text import read_bytes, read_lines
 from mldec.names import VOC, abbreviate, format_list, unknown_class
-
-log = logging.getLogger("mldec")
 
 # Cached value of a class with difficult objects only.
 DIFFICULT = 2
@@ -87,7 +84,10 @@ def _load_split(folder: Path, difficult: str, split: str, cache_dir: str | None)
     annotations = folder / "Annotations"
     if annotations.is_dir():
         parse = partial(_parse, listing, annotations)
-        table = cached_table("voc", [listing, annotations], parse, cache_dir)
+        # An edit of a file does not change the time of its folder.
+        files = annotations.iterdir()
+        newest = max(files, key=lambda path: path.stat().st_mtime_ns, default=annotations)
+        table = cached_table("voc", [listing, annotations, newest], parse, cache_dir)
     else:
         table = _parse_lists(listing.parent, split)
 

@@ -1,6 +1,5 @@
 """A photo library with the keywords of a photo manager."""
 
-import logging
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +13,6 @@ from unicodedata import combining, normalize
 import numpy as np
 
 from mldec.data.cache import cached_per_file, stamp
-from mldec.data.images import READ
 from mldec.data.keywords import ALBUMS, paths_of, read_keywords, sidecars
 from mldec.data.labels import from_entries
 from mldec.data.photos import SkippedFiles, files_below
@@ -24,13 +22,11 @@ from mldec.data.splits import HELD_OUT, HoldOut, log_split
 from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError
+from mldec.errors import DataError, log
 from mldec.files.xmp import Keyword
 from mldec.names import check_names, format_list, given_names, indices_of
 from mldec.runtime import distributed
 from mldec.words.vectors import read_class_list
-
-log = logging.getLogger("mldec")
 
 MAX_NAMES = 30  # names in a message
 MAX_PAIRS = 20  # pairs of similar words in a message
@@ -95,9 +91,16 @@ def keywords(
         same = read_class_list(class_list) if class_list else ()
         table = _label(tagged, levels, same, min_photos, folder)
         if similar == "together":
-            taken = [photos[file]["taken"] for file in tagged]
-            bursts = burst_pairs(taken, burst_seconds)
-            table = replace(table, groups=_near_duplicates(table, folder, bursts, cache_dir))
+            bursts = burst_pairs([photos[file]["taken"] for file in tagged], burst_seconds)
+            hashes = perceptual_hashes(in_folder(table, folder), cache_dir)
+            groups = similar_groups(hashes, table.files, bursts)
+            table = replace(table, groups=groups)
+            sizes = np.unique(groups, return_counts=True)[1]
+            log.info(
+                f"keywords: {sizes[sizes > 1].sum():,} photos are in {(sizes > 1).sum():,} groups "
+                f"of near-duplicates and bursts (data.burst_seconds), each in one split; the "
+                f"largest has {sizes.max():,}"
+            )
         return table
 
     @cache
@@ -106,9 +109,8 @@ def keywords(
         return distributed.on_main(lambda: read_all(cache_dir))
 
     def load(part: str, cache_dir: str | None) -> StoredImages:
-        table = division.select(load_all(cache_dir), val=part == "val")
-        log_split("keywords", part, table)
-        return in_folder(table, folder)
+        images = division.select(in_folder(load_all(cache_dir), folder), val=part == "val")
+        return log_split("keywords", part, images)
 
     def load_train(part: str, cache_dir: str | None) -> StoredImages:
         images = load(part, cache_dir)
@@ -138,8 +140,7 @@ def read_library(folder: Path, cache_dir: str | None) -> dict[str, dict[str, Any
         orphans += [str(parent / name) for name in sorted(names) if Path(name).stem not in owners]
         for name in sorted(others):
             path = parent / name
-            skipped.add(str(path))
-            if path.suffix.lower() in READ:
+            if skipped.accepts(str(path)):
                 found = [sidecar for sidecar in sidecars(path) if sidecar.name in names]
                 stamps[str(path.relative_to(folder))] = " ".join(map(stamp, [path, *found]))
 
@@ -279,21 +280,6 @@ def _log_classes(counts: Mapping[str, int], classes: Sequence[str], least: int) 
             f"keywords: {len(pairs):,} pairs may be the same word; join them with data.synonyms: "
             f"{format_list(pairs, MAX_PAIRS)}"
         )
-
-
-def _near_duplicates(
-    table: Table, folder: Path, bursts: np.ndarray, cache_dir: str | None
-) -> np.ndarray:
-    """Return the groups of near-duplicates and bursts, bytes [N], see `Table`."""
-    hashes = perceptual_hashes(in_folder(table, folder), cache_dir)
-    groups = similar_groups(hashes, table.files, bursts)
-    sizes = np.unique(groups, return_counts=True)[1]
-    log.info(
-        f"keywords: {sizes[sizes > 1].sum():,} photos are in {(sizes > 1).sum():,} groups of "
-        f"near-duplicates and bursts (data.burst_seconds), each in one split; the largest has "
-        f"{sizes.max():,}"
-    )
-    return groups
 
 
 def similar_words(counts: Mapping[str, int]) -> list[tuple[str, str]]:

@@ -1,7 +1,6 @@
 """Custom datasets in tables: CSV, JSON lines, Excel or Parquet files, or a DataFrame."""
 
 import json
-import logging
 import os
 import re
 from collections import Counter
@@ -34,15 +33,13 @@ from mldec.data.splits import HELD_OUT, SPLITS, HoldOut, check_val, find_split, 
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import multi_label, partial_labels, single_label
 from mldec.data.types import Annotations, StoredImages, check_folder
-from mldec.errors import DataError
+from mldec.errors import DataError, log
 from mldec.files.atomic import csv_lines
 from mldec.files.tables import SUFFIXES, read_table, simple_name
 from mldec.names import format_list, given_names, indices_of, unknown_class
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-log = logging.getLogger("mldec")
 
 DEFAULT_FILE = "data.csv"
 # Paths that `path_inside` does not change. The expression is much faster than the function, which
@@ -125,73 +122,49 @@ def csv_table(
     elif annotations.table.labels.default == -1:
         evaluator = partial_labels(threshold, top_k=top_k)
 
-    splits = _Splits(annotations, train, val, by_number=bool(rules.split_column))
+    splits = annotations.splits
+    counts = Counter(splits.tolist()) + Counter(annotations.others)
+    train_name = find_split(train, counts)
+    val_name = find_split(val, counts)
+    # Without a validation split, a part of the training images is held out. If the table has
+    # another split, such as test, the user must choose, because a test split must not become the
+    # validation split.
+    holds_out = val_name not in counts and not set(counts) - {train_name, ""}
     for name, value in (("train", train), ("val", val)):
         # A split that the user has named must exist, so that no images are held out by mistake.
-        if splits.holds_out and value not in (name, *splits.counts):
+        if holds_out and value not in (name, *counts):
             raise ValueError(f"{name} is {value}; {where} has no such split: add a column split")
 
     def load(part: str, _: str | None) -> StoredImages:
-        if part == val and not splits.holds_out:
-            check_val(splits.val, splits.counts, where)
-        rows = splits.rows(part)
-        if splits.holds_out and division.fraction > 0:
-            candidates = annotations.images(rows)
-            keys = candidates.storage.keys
-            is_held_out = division.is_held_out(keys, candidates.labels, candidates.groups)
-            rows = rows[is_held_out == (part == val)]
-            if part == val:
+        if part == val and not holds_out:
+            check_val(val_name, counts, where)
+        split = train_name if holds_out else find_split(part, counts)
+        is_used = splits == split
+        if split == train_name and split not in counts:
+            if holds_out:
+                # A table without splits is divided as a whole.
+                is_used[:] = True
+            elif rules.split_column:
+                # With data.split_column=fold and data.val=0, all other folds are for training.
+                is_used = splits != val_name
+        images = annotations.images(np.flatnonzero(is_used))
+        if holds_out:
+            whole = images
+            images = division.select(whole, val=part == val)
+            if part == val and division.fraction > 0:
                 log.info(
-                    f"data: no validation split, so {len(rows):,} of {len(keys):,} images are "
+                    f"data: no validation split, so {len(images):,} of {len(whole):,} images are "
                     f"held out ({division.split}); see data.val_fraction and data.split"
                 )
 
-        log_split("data", part, annotations.table.select(rows))
         if part == train:
-            splits.log_unused()
-        return replace(annotations.images(rows), is_divided=splits.holds_out)
+            for name, count in counts.items():
+                if name not in (train_name, val_name, ""):
+                    log.info(f"data: {count:,} images of the split {name!r} are not used")
+        return log_split("data", part, images)
 
     result = Source(load=load, train=train, val=val, where=where, evaluator=evaluator)
     return replace(result, exclusive=exclusive, folder_setting="data.images")
-
-
-class _Splits:
-    """The rows of a table by their split. The name of the split of other images is ""."""
-
-    def __init__(self, annotations: Annotations, train: str, val: str, *, by_number: bool) -> None:
-        self._names = annotations.splits
-        self._by_number = by_number
-        self._val_part = val
-        self.counts = Counter(self._names.tolist()) + Counter(annotations.others)
-        self._train = find_split(train, self.counts)
-        self.val = find_split(val, self.counts)
-        # Without a validation split, a part of the training images is held out. If the table has
-        # another split, such as test, the user must choose, because a test split must not become
-        # the validation split.
-        self.holds_out = self.val not in self.counts and not set(self.counts) - {self._train, ""}
-
-    def rows(self, part: str) -> np.ndarray:
-        """Return the rows of a split, before images are held out."""
-        split = find_split(part, self.counts)
-        if self.holds_out:
-            split = self._train
-        elif part == self._val_part:
-            split = self.val
-
-        if split == self._train and split not in self.counts:
-            # A table without splits is divided as a whole.
-            if self.holds_out:
-                return np.arange(len(self._names))
-            # With data.split_column=fold and data.val=0, all other folds are the training split.
-            if self._by_number:
-                return np.flatnonzero(self._names != self.val)
-        return np.flatnonzero(self._names == split)
-
-    def log_unused(self) -> None:
-        """Log the number of images of splits that are neither training nor validation."""
-        for name, count in self.counts.items():
-            if name not in (self._train, self.val, ""):
-                log.info(f"data: {count:,} images of the split {name!r} are not used")
 
 
 def _read(
@@ -388,26 +361,24 @@ def _image_paths(
 
     # The same cell in tables of two folders is a path of two images, so each row has its own cell.
     if beside_tables:
-        bases = [os.path.relpath(Path(name).parent, folder) for name, _ in sheet.parts]
-        base_of_row = np.repeat(bases, [len(numbers) for _, numbers in sheet.parts])
-        pairs = zip(base_of_row.tolist(), codes.tolist(), strict=True)
-        cells = [(PurePath(base) / cells[code]).as_posix() for base, code in pairs]
+        bases = {name: os.path.relpath(Path(name).parent, folder) for name in set(sheet.tables)}
+        pairs = zip(sheet.tables, codes.tolist(), strict=True)
+        cells = [(PurePath(bases[name]) / cells[code]).as_posix() for name, code in pairs]
         codes = np.arange(len(cells))
 
     # If a path is outside `folder`, all paths become absolute, and their common parent is the
     # folder of the images.
-    inside: tuple[str, ...] = ()
+    is_inside = False
     if folder is not None:
         inside = (f"{folder}/", f"{folder.resolve()}/")
-    is_searched = True
-    if folder is None or not all(cell[0] != "/" or cell.startswith(inside) for cell in cells):
-        is_searched = False
-        in_memory = folder is None
+        is_inside = all(cell[0] != "/" or cell.startswith(inside) for cell in cells)
+    if folder is None or not is_inside:
         start = folder or Path.cwd()
         cells = [os.path.normpath(start / Path(cell).expanduser()) for cell in cells]
-        folder = Path(os.path.commonpath({cell.rpartition("/")[0] or "/" for cell in cells}))
-        if in_memory and not folder.is_dir():
+        parent = Path(os.path.commonpath({cell.rpartition("/")[0] or "/" for cell in cells}))
+        if folder is None and not parent.is_dir():
             raise DataError(f"{sheet.source}: {cells[0]} does not exist; correct the paths")
+        folder = parent
 
     # Normalize the paths. Different cells, such as a.jpg and ./a.jpg, may be the same image.
     rows = np.unique(codes, return_index=True)[1]
@@ -415,11 +386,10 @@ def _image_paths(
     for cell, row in zip(cells, rows, strict=True):
         is_plain = _PLAIN.fullmatch(cell)
         paths.append(cell if is_plain else path_inside(cell, sheet.where(row), folder=folder))
-    images: dict[str, int] = {}
-    # The common parent of absolute paths may be a large folder, such as /. They are complete, so it
-    # is not searched.
-    if is_searched:
+    # Absolute paths are complete, and their common parent may be a large folder, such as /.
+    if is_inside:
         paths = _located(sheet, paths, rows, folder)
+    images: dict[str, int] = {}
     numbers = [images.setdefault(path, len(images)) for path in paths]
     return list(images), np.array(numbers)[codes], folder
 

@@ -1,6 +1,5 @@
 """Datasets packed into tar shards."""
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +12,9 @@ from mldec.data.labels import Labels
 from mldec.data.source import Source
 from mldec.data.tasks import multi_label, partial_labels, single_label
 from mldec.data.types import Storage, StoredImages, check_folder
-from mldec.errors import DataError, naming_errors
+from mldec.errors import DataError, log, naming_errors
 from mldec.files.text import open_binary, reading
 from mldec.files.torch_files import sha256_of
-
-log = logging.getLogger("mldec")
 
 FORMAT = 1  # version of the index; increase it if the meaning of an array changes
 

@@ -4,25 +4,21 @@ Paths follow the documentation of Ultralytics, https://docs.ultralytics.com/data
 form of darknet (obj.names, train.txt and valid.txt) is read as well.
 """
 
-import logging
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mldec.data.images import READ
 from mldec.data.photos import PhotoFinder, SkippedFiles, files_below
 from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
-from mldec.data.table import Table, TableBuilder, path_inside
+from mldec.data.table import TableBuilder, path_inside
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, naming_errors
+from mldec.errors import DataError, log, naming_errors
 from mldec.files.text import expect, read_lines, read_text, read_yaml
 from mldec.names import abbreviate, check_names
-
-log = logging.getLogger("mldec")
 
 NULL = ("", "null", "~")  # YAML without a value, read as text
 DARKNET = "obj.names"  # class names in the form of darknet, one per line
@@ -65,15 +61,14 @@ def yolo(
         present = [key for key in SPLITS if content.get(key)]
         # A single split is divided, except to evaluate all of it.
         if len(present) == 1 and val not in present:
-            table, image_folder = _load_split(folder, source, content, present[0])
-            table = division.select(table, val=split == val)
-            log.info(f"yolo: {source} has only {present[0]}: {len(table):,} images for {split}")
+            images = _load_split(folder, source, content, present[0])
+            images = division.select(images, val=split == val)
+            log.info(f"yolo: {source} has only {present[0]}: {len(images):,} images for {split}")
         else:
             if split == val:
                 check_val(val, [key for key, value in content.items() if value], source)
-            table, image_folder = _load_split(folder, source, content, split)
-        log_split("yolo", split, table)
-        return in_folder(table, image_folder)
+            images = _load_split(folder, source, content, split)
+        return log_split("yolo", split, images)
 
     return Source(load=load, train=train, val=val, where=source, evaluator=evaluator)
 
@@ -91,13 +86,8 @@ def _read(source: Path) -> dict[str, Any]:
     return content
 
 
-def _load_split(
-    folder: Path, source: Path, content: Mapping[str, Any], split: str
-) -> tuple[Table, Path]:
-    """Return the images of a split and their folder.
-
-    There is no cache, because edited labels do not change the time of the folder.
-    """
+def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: str) -> StoredImages:
+    # There is no cache, because edited labels do not change the time of the folder.
     names = _class_names(content.get("names"), source)
     images: list[Path] = []
     skipped = SkippedFiles()
@@ -134,11 +124,10 @@ def _load_split(
         labels = {} if file in absent else _labels(file, len(names))
         builder.add(str(image.relative_to(image_folder)), labels, f"{source}, {split}")
 
-    table = builder.build(source)
     skipped.log(f"yolo {split}")
     if absent:
         log.info(f"yolo {split}: {len(absent):,} images have no label file")
-    return table, image_folder
+    return in_folder(builder.build(source), image_folder)
 
 
 def _class_names(names: object, source: Path) -> tuple[str, ...]:
@@ -178,8 +167,7 @@ def _images(path: Path, skipped: SkippedFiles) -> list[Path]:
     images = []
     if path.is_dir():
         for file in map(Path, files_below(path, skipped)):
-            skipped.add(str(file))
-            if file.suffix.lower() in READ:
+            if skipped.accepts(str(file)):
                 images.append(file)
         return images
 

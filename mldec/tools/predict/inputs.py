@@ -10,7 +10,6 @@ from typing import IO, Any
 
 from mldec.cli import require
 from mldec.data.columns import PATHS
-from mldec.data.images import READ
 from mldec.data.photos import SkippedFiles, files_below, is_junk
 from mldec.errors import ConfigError, DataError, brief, naming_errors
 from mldec.files.atomic import STANDARD_OUTPUT
@@ -174,10 +173,8 @@ def is_tar(path: str) -> bool:
 def _in_folder(folder: str, skipped: SkippedFiles) -> Iterator[str]:
     """Yield the user's images and tar files below a folder, and count the other files."""
     for path in files_below(folder, skipped):
-        if is_tar(path) or Path(path).suffix.lower() in READ:
+        if is_tar(path) or skipped.accepts(path):
             yield path
-        else:
-            skipped.add(path)
 
 
 def _in_tar(path: str, skipped: SkippedFiles) -> Iterator[Item]:
@@ -197,8 +194,7 @@ def _in_tar(path: str, skipped: SkippedFiles) -> Iterator[Item]:
                 if not member.isreg() or member.issparse() or is_junk(member.name):
                     skipped.add_junk(name)
                     continue
-                if Path(member.name).suffix.lower() not in READ:
-                    skipped.add(name)
+                if not skipped.accepts(name):
                     continue
                 if is_stream:
                     content = tar.extractfile(member)

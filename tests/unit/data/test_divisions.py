@@ -2,6 +2,7 @@
 
 import re
 from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,18 +13,20 @@ from mldec.data.labels import from_dense
 from mldec.data.sampling import Sampling
 from mldec.data.splits import HoldOut, fold_numbers, stratified
 from mldec.data.table import Table, encode_paths
+from mldec.data.types import in_folder
 
 FILES = [f"photos/{number}.jpg" for number in range(2000)]
 KEYS = encode_paths(FILES)
 
 
-def hold_out(table, fraction, seed, split="stratified", *, val):
-    return HoldOut(val_fraction=fraction, seed=seed, split=split).select(table, val=val)
+def hold_out(images, fraction, seed, split="stratified", *, val):
+    return HoldOut(val_fraction=fraction, seed=seed, split=split).select(images, val=val)
 
 
 def table_of(dense, default=0):
     labels = from_dense(dense, default=default)
-    return Table(KEYS[: len(dense)], labels, tuple(map(str, range(dense.shape[1]))))
+    table = Table(KEYS[: len(dense)], labels, tuple(map(str, range(dense.shape[1]))))
+    return in_folder(table, Path("photos"))
 
 
 def long_tail(num_images, num_classes):
@@ -36,7 +39,9 @@ def test_hash_holds_out_each_image_independently():
     table = table_of(np.zeros((2000, 1), np.int8))
 
     def held_out(chosen, fraction, seed=0, *, val=True):
-        return set(hold_out(table.select(chosen), fraction, seed, "hash", val=val).files.tolist())
+        return set(
+            hold_out(table.select(chosen), fraction, seed, "hash", val=val).storage.keys.tolist()
+        )
 
     every, half = np.arange(2000), np.arange(0, 2000, 2)
     chosen = held_out(every, 0.25)
@@ -89,13 +94,13 @@ def test_stratification_equals_algorithm_of_paper(images, classes, fraction, ran
 
 def test_stratified_splits_are_disjoint_and_ignore_row_order():
     table = table_of(long_tail(300, 10))
-    val = hold_out(table, 0.2, 0, val=True).files.tolist()
-    train = hold_out(table, 0.2, 0, val=False).files.tolist()
-    assert train == [file for file in table.files.tolist() if file not in set(val)]
+    val = hold_out(table, 0.2, 0, val=True).storage.keys.tolist()
+    train = hold_out(table, 0.2, 0, val=False).storage.keys.tolist()
+    assert train == [file for file in table.storage.keys.tolist() if file not in set(val)]
 
     shuffled = table.select(np.random.default_rng(2).permutation(300))
-    assert set(hold_out(shuffled, 0.2, 0, val=True).files.tolist()) == set(val)
-    assert hold_out(table, 0.2, 1, val=True).files.tolist() != val
+    assert set(hold_out(shuffled, 0.2, 0, val=True).storage.keys.tolist()) == set(val)
+    assert hold_out(table, 0.2, 1, val=True).storage.keys.tolist() != val
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -115,8 +120,8 @@ def test_stratification_uses_only_positives():
     unknown = np.where(np.random.default_rng(3).random(dense.shape) < 0.5, -1, 0)
     partial = np.where(dense == 1, 1, unknown).astype(np.int8)
     for default in (0, -1):
-        files = hold_out(table_of(partial, default), 0.2, 0, val=True).files
-        assert np.array_equal(files, hold_out(table_of(dense), 0.2, 0, val=True).files)
+        files = hold_out(table_of(partial, default), 0.2, 0, val=True).storage.keys
+        assert np.array_equal(files, hold_out(table_of(dense), 0.2, 0, val=True).storage.keys)
 
     without = table_of(np.zeros((100, 3), np.int8))
     assert len(hold_out(without, 0.3, 0, val=True)) == 30

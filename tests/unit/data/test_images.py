@@ -14,7 +14,7 @@ from mldec.data.images import (
     NOT_READ,
     READ,
     check_decoder,
-    open_image,
+    load_image,
     read_image,
 )
 from mldec.data.photos import SkippedFiles
@@ -195,13 +195,13 @@ def test_faulty_file_is_named(tmp_path, file, content, name, decoder):
     elif content is not None:
         path.write_bytes(content)
     with pytest.raises(DataError, match=f"^{path}.*{name}"):
-        open_image(path, decoder=decoder)
+        load_image(path, lambda image: image, decoder=decoder)
 
 
 def test_unsupported_files_are_counted_by_suffix():
     unsupported = SkippedFiles()
     for name in ("a/1.NEF", "a/2.nef", "b/3.CR3", "b/4.jpg", "notes.txt"):
-        unsupported.add(name)
+        unsupported.accepts(name)
     assert unsupported.counts == {".nef": 2, ".cr3": 1}
     assert unsupported.examples == {".nef": "a/1.NEF", ".cr3": "b/3.CR3"}
     assert "2 .nef (such as a/1.NEF), 1 .cr3 (such as b/3.CR3)" in str(unsupported)
@@ -245,7 +245,7 @@ def test_simplejpeg_has_pixels_of_pillow(tmp_path, mode, options):
             exif[0x0112] = orientation
             image = picture(*size).convert(mode)
             path = saved(image, tmp_path / "a.jpg", exif=exif, **options)
-            read = open_image(path, decoder="simplejpeg")
+            read = load_image(path, lambda image: image, decoder="simplejpeg")
             assert np.array_equal(as_array(read), read_image(path))
             assert np.array_equal(as_pillow(read), read_image(path))
             # Pillow decodes CMYK and rotates images.

@@ -132,6 +132,13 @@ def test_single_file_is_divided(tmp_path, file, folder):
     assert sorted(names(data.train) + names(data.val)) == files
 
 
+def test_unused_val_fraction_is_logged_once(build, caplog):
+    data = build(val_fraction=0.2)
+    assert names(data.train)
+    assert names(data.val)
+    assert caplog.text.count("data.val_fraction") == 1
+
+
 def test_sample_has_labels_of_annotations(sample_data, tmp_path):
     root = sample_data / "coco2014_mini"
     data = made(coco, root=str(root), cache_dir=str(tmp_path), annotated_only=False)

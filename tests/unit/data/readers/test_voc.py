@@ -121,6 +121,10 @@ def test_changed_list_or_folder_is_read_again(build):
     (build.root / "Annotations" / "000021.xml").write_text(voc_xml([("sofa", 0)]))
     os.utime(build.root / "Annotations", ns=(0, 10**18))
     assert labels(build().val) == [{"sofa": 1}]
+    # An edit of a file does not change the time of the folder.
+    (build.root / "Annotations" / "000021.xml").write_text(voc_xml([("boat", 0)]))
+    os.utime(build.root / "Annotations", ns=(0, 10**18))
+    assert labels(build().val) == [{"boat": 1}]
 
 
 def test_labels_of_sample_equal_its_class_lists(sample_data, tmp_path):
