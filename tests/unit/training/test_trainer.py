@@ -440,10 +440,9 @@ def test_fault_that_stops_run_names_its_images(tmp_path, options, name):
         fit(trainer(settings(), tmp_path, **options), tmp_path)
 
 
-@pytest.mark.parametrize("what", ["loss", "gradients"])
-def test_nonfinite_step_is_skipped(tmp_path, what):
+def test_step_with_nonfinite_gradients_is_skipped(tmp_path):
     words = ["train.nonfinite=skip", "train.log_every=1", "train.epochs=2"]
-    job = trainer(settings(*words), tmp_path, loss=Spoilt(3, what))
+    job = trainer(settings(*words), tmp_path, loss=Spoilt(3, "gradients"))
     fit(job, tmp_path)
     counts = [line["train/skipped_steps"] for line in numbers(tmp_path) if "train/loss" in line]
     assert counts[:5] == [0, 0, 1, 1, 1]
