@@ -1,4 +1,5 @@
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def folder(module: str) -> str:
     return module.split(".")[:2][-1]
 
 
+@cache
 def parse(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 

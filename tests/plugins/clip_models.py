@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import open_clip
 import torch
 from safetensors.torch import save_file
 
@@ -61,6 +60,8 @@ def write_folder(
     folder: Path, model: dict[str, Any], preprocessing: dict[str, Any], seed: int = 0
 ) -> Path:
     """Write the configuration and random weights."""
+    import open_clip  # not at the top: it imports transformers, which takes seconds
+
     folder.mkdir(parents=True)
     config = {"model_cfg": model, "preprocess_cfg": preprocessing}
     (folder / "open_clip_config.json").write_text(json.dumps(config))

@@ -16,6 +16,21 @@ def randomize(module: nn.Module, seed: int = 0) -> Any:
     return module
 
 
+def batch_norms(network: nn.Module) -> list[nn.BatchNorm2d]:
+    return [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+def randomize_norms(network: nn.Module) -> Any:
+    """Return the network in evaluation mode, with random batch norms."""
+    torch.manual_seed(0)
+    for norm in batch_norms(network):
+        for tensor in (norm.running_mean, norm.bias):
+            nn.init.normal_(tensor, std=0.1)
+        for tensor in (norm.running_var, norm.weight):
+            nn.init.uniform_(tensor, 0.5, 1.5)
+    return network.eval()
+
+
 def noise(*shape: int, seed: int = 1) -> Tensor:
     """Return normal numbers in float64."""
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

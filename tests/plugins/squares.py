@@ -30,7 +30,7 @@ from mldec.training.start import check_same_run
 from mldec.training.trainer import Trainer
 
 SHORT = ["train.epochs=4", "train.batch_size=8", "train.workers=0"]
-SHORT += ["optim.lr=0.01", "train.ema_decay=0.9"]
+SHORT += ["optim.lr=0.01", "train.ema_decay=0.9", "log.images=0"]
 
 
 class Killed(Exception):

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,8 @@ from torch import multiprocessing, nn
 
 from mldec import build
 from mldec.__main__ import module_of
-from mldec.config.compose import config_dir
+from mldec.config.compose import compose, config_dir
+from mldec.config.schema import Config
 from mldec.data.types import DataModule
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -114,6 +116,12 @@ def train_here(folder: Path, *words: str) -> Path:
     torch.set_rng_state(state)
     log.handlers[:] = handlers
     return folder / "outputs"
+
+
+@cache
+def experiment(name: str) -> Config:
+    """Return the config of an experiment. Tests must not change it."""
+    return compose([f"+experiment={name}"])
 
 
 def write_coco(root: Path, *, classes: int = 3, images: int = 12) -> None:

@@ -13,7 +13,7 @@ import patches
 import pytest
 import torch
 from PIL import Image
-from support import assert_equal, numbers
+from support import assert_equal, experiment, numbers
 from trees import write_texts
 
 import mldec
@@ -22,19 +22,13 @@ from mldec.config.compose import compose
 from mldec.errors import Stopped
 from mldec.files.torch_files import read_torch
 
-DIGITS = [
-    "backbone=tiny",
-    "data.train_images=48",
-    "data.val_images=24",
-    "train.batch_size=16",
-    "train.workers=0",
-    "head.embed_dim=32",
-    "head.mlp_dim=32",
-    "device=cpu",
-]
-PHOTOS = ["backbone=tiny", "head=csra", "data.image_size=32", "train.workers=0"]
+SMALL = ["plugins=[patches]", "backbone._target_=patches.Patches", "train.workers=0"]
+SMALL += ["log.images=0", "device=cpu"]
+DIGITS = SMALL + ["data.train_images=48", "data.val_images=24", "train.batch_size=16"]
+DIGITS += ["head.embed_dim=32", "head.mlp_dim=32"]
+PHOTOS = SMALL + ["head=csra", "data.image_size=32", "train.cache_features=false"]
+PLUGIN = {"plugin": ["patches"]}
 DOT = np.zeros((8, 8, 3), np.uint8)
-PHOTOS += ["train.cache_features=false", "device=cpu"]
 
 
 @pytest.fixture(autouse=True)
@@ -105,44 +99,16 @@ def test_all_forms_of_data_give_the_same_run(photos, here):
     for name, data in (("folder", folder), ("file", str(folder / "data.csv")), ("frame", frame)):
         run = mldec.fit(data=data, epochs=1, name=name, overrides=PHOTOS)
         found.append(run.metrics)
-        assert run.load().classes == ("bright; sunny", "corner")
-        assert run.evaluate("train")["images"] == 8
+        assert run.load(**PLUGIN).classes == ("bright; sunny", "corner")
     assert found[0] == found[1] == found[2]
     assert found[0]
+    assert run.evaluate("train", **PLUGIN)["images"] == 8
 
     pairs = [(folder / name, labels) for name, labels, _ in rows]
     run = mldec.fit(
         data=pairs, epochs=1, name="pairs", overrides=[*PHOTOS, "data.val_fraction=0.3"]
     )
-    assert run.evaluate()["images"] == 4
-
-
-def test_table_in_memory_keeps_names_and_class_columns(photos, here):
-    folder, rows = photos
-    pairs = []
-    for number, (name, *_) in enumerate(rows):
-        pairs.append((folder / name, "cat; dog" if number % 2 else []))
-    run = mldec.fit(data=pairs, epochs=1, name="pairs", overrides=PHOTOS)
-    assert run.load().classes == ("cat; dog",)
-
-    columns = {"path": [folder / name for name, *_ in rows], "split": [row[2] for row in rows]}
-    columns["odd"] = [number % 2 == 1 for number in range(12)]
-    columns["third"] = pandas.array([1, 0, None] * 4, dtype="Int64")
-    run = mldec.fit(data=pandas.DataFrame(columns), epochs=1, name="columns", overrides=PHOTOS)
-    assert run.load().classes == ("odd", "third")
-    assert run.metric == "mAP_partial"  # a missing value is not annotated
-    assert run.value == run.metrics["mAP_partial"]
-
-
-def test_class_folders_are_recognized(photos, here):
-    folder, rows = photos
-    for name, labels, split in rows:
-        target = here / "classes" / split / ("bright" if len(labels) % 2 else "dark") / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes((folder / name).read_bytes())
-    overrides = [*PHOTOS, "loss=cross_entropy"]
-    run = mldec.fit(data=here / "classes", epochs=1, overrides=overrides)
-    assert run.metric == "top1"
+    assert run.evaluate(**PLUGIN)["images"] == 4
 
 
 def test_run_reads_its_folder(run):
@@ -154,22 +120,21 @@ def test_run_reads_its_folder(run):
 
 
 def test_evaluate_and_calibrate_return_the_json_of_the_commands(run, here):
-    options = {"plugin": ["patches"]}
-    content = run.evaluate(**options, threshold=0.4)
+    content = run.evaluate(**PLUGIN, threshold=0.4)
     assert content["metrics"][run.metric] == pytest.approx(run.value, abs=1e-4)
     assert content["images"] == 40
 
     out = str(here / "calibrated.pt")
-    content = run.calibrate(objective="precision:0.5", out=out, **options)
+    content = run.calibrate(objective="precision:0.5", out=out, **PLUGIN)
     assert content["objective"] == "precision:0.5"
-    model = mldec.load(out, **options)
+    model = mldec.load(out, **PLUGIN)
     assert list(model.thresholds) == list(model.classes)
-    assert run.load(**options).thresholds is None
+    assert run.load(**PLUGIN).thresholds is None
 
 
 def test_model_predicts_and_has_features(run, photos):
     folder, _ = photos
-    model = run.load(plugin=["patches"], device="cpu", top=3)
+    model = run.load(**PLUGIN, device="cpu", top=3)
     paths = [folder / "0.png", folder / "1.png"]
     rows = model(paths)
     assert [len(row) for row in rows] == [3, 3]
@@ -190,7 +155,7 @@ def test_model_predicts_and_has_features(run, photos):
 
 def test_predictions_as_arrays_frames_and_dictionaries(run, photos, here):
     folder, _ = photos
-    model = run.load(plugin=["patches"], device="cpu", threshold=0.5)
+    model = run.load(**PLUGIN, device="cpu", threshold=0.5)
     (here / "broken.png").write_bytes(b"no image")
     paths = [folder / "0.png", here / "broken.png", folder / "1.png"]
 
@@ -222,7 +187,7 @@ def test_predictions_as_arrays_frames_and_dictionaries(run, photos, here):
 
 def test_heat_maps_cover_the_photo(run, photos):
     folder, _ = photos
-    model = run.load(plugin=["patches"], device="cpu", top=2)
+    model = run.load(**PLUGIN, device="cpu", top=2)
     photo = Image.open(folder / "0.png")  # 50 x 40 pixels
     maps = model.heat_maps(photo)
     assert list(maps) == [name for name, _ in model(photo)]
@@ -249,45 +214,39 @@ def test_overwrite_renames_the_earlier_run(digits_run, here):
 def test_silent_run_prints_nothing(here, capfd, monkeypatch):
     monkeypatch.setattr("mldec.runtime.console.on_terminal", lambda: True)
     monkeypatch.setattr("mldec.training.log.on_terminal", lambda: True)
+    monkeypatch.setattr("mldec.training.trainer.ConstantScores.classes", lambda self: [])
     settings = dict(word.split("=") for word in DIGITS)
     settings |= {"optim.lr": 5e-4, "train": {"epochs": 1, "compile": False}, "head": "gap"}
     del settings["head.embed_dim"], settings["head.mlp_dim"]
     run = mldec.fit("digits", verbose=False, overrides=settings)
-    assert run.evaluate(verbose=False, overrides={"data.val_images": 8})["images"] == 8
+    options = {**PLUGIN, "overrides": {"data.val_images": 8}}
+    assert run.evaluate(verbose=False, **options)["images"] == 8
     assert capfd.readouterr() == ("", "")
     assert "lr: 0.0005" in (run.folder / "config.yaml").read_text()
     assert "starting" not in (run.folder / "train.log").read_text()
     assert "ended after epoch 1" in (run.folder / "train.log").read_text()
 
-    run.evaluate(threshold=0.5)
+    run.evaluate(**PLUGIN, threshold=0.5)
     assert "mAP" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("interactive", [True, False])
-def test_ctrl_c_saves_and_returns_the_run_in_a_notebook(
-    interactive, cli, digits_run, here, monkeypatch
-):
-    config = compose(["+experiment=digits", *DIGITS, "train.epochs=2"])
-    config.backbone = {"_target_": "patches.Patches"}
-    config.plugins = ["patches"]
+def test_ctrl_c_saves_and_returns_the_run_in_a_notebook(here, monkeypatch):
+    config = compose(["+experiment=digits", *DIGITS])
     monkeypatch.setattr(patches, "forwards", 0)
     monkeypatch.setenv("PATCHES_SIGNAL", "SIGINT:4")
-    if interactive:
-        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-        run = mldec.fit(config)
-        assert run.ended is None
-        assert run.best is not None
-    else:
-        with pytest.raises(Stopped):
-            mldec.fit(config)
+    with pytest.raises(Stopped):
+        mldec.fit(config, name="program")
+
+    monkeypatch.setattr(patches, "forwards", 0)
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    run = mldec.fit(config)
+    assert run.ended is None
+    assert run.best is not None
 
     # A second run in the same process continues it.
     monkeypatch.delenv("PATCHES_SIGNAL")
     run = mldec.fit(config, resume="auto")
     assert run.ended == "train.epochs is 2"
-
-
-REPEATED = pandas.DataFrame([["a.png", "b.png", "dog"]], columns=["path", "path", "labels"])
 
 
 @pytest.mark.parametrize(
@@ -302,21 +261,9 @@ REPEATED = pandas.DataFrame([["a.png", "b.png", "dog"]], columns=["path", "path"
         (lambda run: mldec.fit(data="nowhere"), "nowhere"),
         (lambda run: mldec.fit("coco_smoke", "nowhere"), "MS-COCO"),
         (lambda run: mldec.fit(data=[("a.png",)]), "row 0"),
-        (lambda run: mldec.fit(data=[]), "data"),
         (lambda run: mldec.fit(data=[("none/a.png", "dog")]), "none/a.png"),
         (lambda run: mldec.fit(data=run.folder / "checkpoints"), "checkpoints"),
         (lambda run: mldec.fit("digits", resume=True), "resume"),
-        (lambda run: mldec.fit(data=3), "data: 3"),
-        (lambda run: mldec.fit(data=pandas.DataFrame({"image": ["a.png"]})), "data.labels_column"),
-        (lambda run: mldec.fit(data=[("a.png", "dog"), None]), "row 1"),
-        (lambda run: mldec.fit(data=["ab"]), "row 0"),
-        (lambda run: mldec.fit(data={"a.png": "dog"}), "data"),
-        (lambda run: mldec.fit(data=[(5.5, "dog")]), "5.5"),
-        (lambda run: mldec.fit(data=[(None, "dog")]), "row 0"),
-        (lambda run: mldec.fit(data=[(float("nan"), "dog")]), "row 0"),
-        (lambda run: mldec.fit(data=[(b"a.png", "dog")]), "row 0"),
-        (lambda run: mldec.fit(data=[(Image.new("RGB", (9, 9)), "dog")]), "row 0"),
-        (lambda run: mldec.fit(data=REPEATED), "listed twice"),
         (lambda run: mldec.fit("digits", name=5), "name"),
         (lambda run: mldec.fit("digits", name="a\0b"), "name"),
         (lambda run: mldec.fit("digits", seed="x"), "seed"),
@@ -325,8 +272,8 @@ REPEATED = pandas.DataFrame([["a.png", "b.png", "dog"]], columns=["path", "path"
         (lambda run: mldec.Run(None), "Run: None"),
         (lambda run: run.calibrate(objectives="f1"), "objectives"),
         (lambda run: run.evaluate(threshold=3), "threshold"),
-        (lambda run: run.load(plugin=["patches"]).heat_maps([]), "heat_maps"),
-        (lambda run: run.load(plugin=["patches"]).heat_maps(DOT, ["ten"]), "classes.*ten"),
+        (lambda run: run.load(**PLUGIN).heat_maps([]), "heat_maps"),
+        (lambda run: run.load(**PLUGIN).heat_maps(DOT, ["ten"]), "classes.*ten"),
         (lambda run: mldec.Run("nowhere"), "nowhere"),
     ],
 )
@@ -334,6 +281,31 @@ def test_errors_are_user_errors_with_a_name(work, named, run, here):
     with pytest.raises(mldec.UserError, match=named):
         work(run)
     assert not Path("outputs").exists() or not list(Path("outputs").glob("*/checkpoints"))
+
+
+REPEATED = pandas.DataFrame([["a.png", "b.png", "dog"]], columns=["path", "path", "labels"])
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        ([], "data"),
+        (3, "data: 3"),
+        (pandas.DataFrame({"image": ["a.png"]}), "data.labels_column"),
+        ([("a.png", "dog"), None], "row 1"),
+        (["ab"], "row 0"),
+        ({"a.png": "dog"}, "data"),
+        ([(5.5, "dog")], "5.5"),
+        ([(None, "dog")], "row 0"),
+        ([(float("nan"), "dog")], "row 0"),
+        ([(b"a.png", "dog")], "row 0"),
+        ([(Image.new("RGB", (9, 9)), "dog")], "row 0"),
+        (REPEATED, "listed twice"),
+    ],
+)
+def test_other_tables_in_memory_are_an_error(data, named, here):
+    with pytest.raises(mldec.UserError, match=named):
+        _parse_table(experiment("finetune_frozen"), data, here)
 
 
 @pytest.mark.parametrize(
@@ -352,16 +324,15 @@ def test_errors_are_user_errors_with_a_name(work, named, run, here):
 )
 def test_other_labels_are_an_error(labels, here):
     with pytest.raises(mldec.UserError, match="row 0"):
-        mldec.fit(data=[("a.png", labels), ("b.png", "b")])
+        _parse_table(experiment("finetune_frozen"), [("a.png", labels), ("b.png", "b")], here)
 
 
 def test_any_iterable_of_text_is_a_list_of_labels(here):
-    config = compose(["+experiment=finetune_frozen"])
     labels = [frozenset("a"), {"a": 1}.keys(), (name for name in "ab"), np.array(["b"])]
     labels += [pandas.Series(["a", "b"]), None, float("nan"), pandas.NA, "c; d", (2, 7)]
     pairs = [(here / f"{number}.png", cell) for number, cell in enumerate(labels)]
     folder = here / "outputs" / "mine"
-    config, annotations = _parse_table(config, pairs, folder)
+    config, annotations = _parse_table(experiment("finetune_frozen"), pairs, folder)
     table = annotations.table
     assert table.classes == ("2", "7", "a", "b", "c; d")
     assert table.labels.counts_per_image().tolist() == [1, 1, 2, 1, 2, 0, 0, 0, 1, 2]
@@ -370,7 +341,7 @@ def test_any_iterable_of_text_is_a_list_of_labels(here):
 
 
 def test_unusable_paths_of_photos_are_errors(run):
-    model = run.load(plugin=["patches"], device="cpu")
+    model = run.load(**PLUGIN, device="cpu")
     for path in ("", "x" * 5000, "a\0b"):
         with pytest.raises(mldec.UserError):
             model(path)
@@ -378,10 +349,11 @@ def test_unusable_paths_of_photos_are_errors(run):
 
 def test_tables_are_found_before_class_folders(photos, here):
     folder, _ = photos
-    write_texts(here / "own", {"train.csv": "path,labels\na/1.png,x\n"})
     for name in ("a", "b"):
-        (here / "own" / name).mkdir()
+        (here / "own" / name).mkdir(parents=True)
         shutil.copy(folder / "1.png", here / "own" / name / "1.png")
+    assert _data_option("finetune_frozen", here / "own", []) == ["data=folders"]
+    write_texts(here / "own", {"train.csv": "path,labels\na/1.png,x\n"})
     assert _data_option("finetune_frozen", here / "own", []) == []
     write_texts(here / "own", {"obj.names": "x\n"})
     with pytest.raises(mldec.UserError, match=r"obj\.names .*data=csv"):

@@ -1,4 +1,7 @@
-"""Number format of the commands that decide, on a CPU with fast bf16."""
+"""Number format of the report and of predictions, on a CPU with fast bf16.
+
+tests/unit/evaluation/test_open_for_evaluation.py has that of evaluate and calibrate.
+"""
 
 import pytest
 import torch
@@ -24,23 +27,6 @@ def trained_in_bf16(best, here, monkeypatch):
     return "bf16.pt"
 
 
-@pytest.mark.parametrize(
-    ("command", "words", "lower"),
-    [
-        ("evaluate", [], "train.precision=bf16"),
-        ("calibrate", ["--out=c.pt"], "--precision=bf16"),
-        ("predict", ["photo.png"], "--precision=bf16"),
-    ],
-)
-def test_commands_decide_in_fp32_unless_the_user_asks_for_less(
-    cli, trained_in_bf16, command, words, lower
-):
-    picture(64, 64).save("photo.png")
-    words = [trained_in_bf16, "--plugin=patches", *words]
-    assert f"{trained_in_bf16}: scoring in fp32 on cpu" in cli.out(command, *words)
-    assert f"{trained_in_bf16}: scoring in bf16 on cpu" in cli.out(command, *words, lower)
-
-
 def test_report_scores_in_fp32(trained_in_bf16):
     words = [trained_in_bf16, "--plugin=patches", "--out=r.html"]
     options = report.ReportOptions.of(vars(report.parser().parse_args(words)))
@@ -48,7 +34,7 @@ def test_report_scores_in_fp32(trained_in_bf16):
     assert setup.config.train.precision is Precision.fp32
 
 
-def test_scores_of_predict_are_those_of_the_model_in_fp32(cli, trained_in_bf16):
+def test_scores_of_predict_are_those_of_the_model_in_fp32(trained_in_bf16):
     loaded = load_model(trained_in_bf16, plugins=["patches"])
     expected = scores(loaded, loaded.transform(picture(64, 64))[None])[0]
     model = mldec.load(trained_in_bf16, **OPTIONS)

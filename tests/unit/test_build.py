@@ -1,12 +1,11 @@
 """Parts from config nodes: allowed targets, arguments, and parts that do not fit together."""
 
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from support import CONFIGS
+from support import CONFIGS, experiment
 
 from mldec import build
 from mldec.checkpoint.state import Best
@@ -27,16 +26,6 @@ HOSTILE = ["os.system", "builtins.eval", "torch.hub.load", "torch.nn.Linear", "m
 HOSTILE += ["mldec.checkpoint.loading.load", "mldec.heads.attach", "mldec.heads.gap.nn.Linear"]
 HOSTILE += ["mldec.heads.gap.GAP.forward", "mldec.heads.gap.__builtins__", "mldec.headsx.GAP"]
 HOSTILE += ["mldec.heads.gap.ConfigError", "mldec.heads.layers._hidden", "mldec.heads..gap.GAP"]
-
-
-@cache
-def experiment(name):
-    return compose([f"+experiment={name}"])
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return experiment("digits")
 
 
 @pytest.mark.parametrize("target", [*HOSTILE, "GAP", "", None, ["mldec.heads.gap.GAP"]])
@@ -127,7 +116,7 @@ def test_mistakes_in_own_parts_are_one_line(words, named, tmp_path, monkeypatch)
         assert name in message
 
 
-def test_error_in_part_of_mldec_keeps_its_type(digits, monkeypatch):
+def test_error_in_part_of_mldec_keeps_its_type(monkeypatch):
     def fails(self, **arguments):
         raise KeyError("bug")
 
@@ -136,9 +125,9 @@ def test_error_in_part_of_mldec_keeps_its_type(digits, monkeypatch):
         build.Part("loss", "asl", AsymmetricLoss, {}).call()
 
 
-def test_check_reports_faults_of_all_parts(digits):
+def test_check_reports_faults_of_all_parts():
     words = ["head.num_grops=3", "head.num_classes=3", "loss.gamma_neg=abc", "data.seed=null"]
-    broken = override(digits, words)
+    broken = override(experiment("digits"), words)
     del broken.backbone["name"]
     with pytest.raises(ConfigError) as caught:
         build.check(broken)
@@ -148,10 +137,10 @@ def test_check_reports_faults_of_all_parts(digits):
     assert "'num_groups'" in message
 
 
-def test_model_passes_width_and_number_of_classes_to_head(digits):
-    digits = override(digits, ["plugins=[patches]"])
-    digits.backbone = {"_target_": "patches.Patches", "width": 24}
-    model = build.model(build.check(digits, build.MODEL_PARTS), Classes(("a", "b", "c")))
+def test_model_passes_width_and_number_of_classes_to_head():
+    config = override(experiment("digits"), ["plugins=[patches]"])
+    config.backbone = {"_target_": "patches.Patches", "width": 24}
+    model = build.model(build.check(config, build.MODEL_PARTS), Classes(("a", "b", "c")))
     assert model.head.embed.in_features == 24
     assert model(torch.zeros(2, 3, 64, 64, dtype=torch.uint8)).shape == (2, 3)
 

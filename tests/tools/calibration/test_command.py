@@ -1,4 +1,4 @@
-"""The calibrate command, and the use of its thresholds in evaluate and predict."""
+"""The calibrate command, and the use of its thresholds in evaluate."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ from mldec.evaluation.open import open_for_evaluation
 from mldec.evaluation.options import EvalOptions
 from mldec.files.torch_files import duplicate, hash_record, read_torch, save, sha256_of
 
-WORDS = ["--plugin", "patches", "data.val_images=120"]
+WORDS = ["--plugin", "patches", "data.val_images=60"]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def best(digits_run, tmp_path_factory):
     return folder / "checkpoints" / "best.pt"
 
 
-def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
+def test_evaluate_uses_the_stored_thresholds(cli, best, tmp_path):
     words = [*WORDS, "--json", tmp_path / "c.json", "--csv", tmp_path / "c.csv"]
     out = cli.out("calibrate", best, *words)
     calibrated = best.with_name("calibrated.pt")
@@ -51,22 +51,6 @@ def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
     rows = csv.DictReader((tmp_path / "c.csv").open())
     assert [row["class"] for row in rows] == list(report["per_class"])
 
-    # predict lists the classes with a score at or above their threshold.
-    photo = tmp_path / "a.png"
-    Image.effect_mandelbrot((64, 64), (-2, -2, 1, 2), 90).convert("RGB").save(photo)
-    rows = []
-    for more in ([], ["--threshold", "0"]):
-        words = [*WORDS[:2], *more, "--json", "-"]
-        out = cli.out("predict", calibrated, photo, *words)
-        rows.append({item["name"]: item for item in json.loads(out)[0]["predictions"]})
-    present, every = rows
-    assert len(every) == 10
-    for name, item in every.items():
-        threshold = content["per_class"][name]["threshold"]
-        assert (name in present) == (item["score"] >= threshold)
-        if name in present:
-            assert present[name] == {**item, "threshold": threshold}
-
 
 def test_number_of_classes_per_image_also_ranks_the_classes(cli, best, tmp_path):
     out = tmp_path / "two.pt"
@@ -82,12 +66,12 @@ def test_number_of_classes_per_image_also_ranks_the_classes(cli, best, tmp_path)
     # Metrics at top-3 rank logits by their margin above the threshold.
     setup = open_for_evaluation(
         load_model(out, plugins=["patches"]),
-        EvalOptions(checkpoint=str(out), settings=["data.val_images=120"]),
+        EvalOptions(checkpoint=str(out), settings=["data.val_images=60"]),
     )
     scores = setup.scores()
     limits = np.array(setup.thresholds)
     decisions = scores.logits >= np.log(limits / (1 - limits))
-    assert decisions.sum() == 2 * 120
+    assert decisions.sum() == 2 * 60
     margins = scores.logits - np.log(limits / (1 - limits))
     top = np.argsort(np.argsort(-margins, 1), 1) < 3
     correct = (top & (scores.labels == 1)).sum(0)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 from sklearn.calibration import calibration_curve
@@ -77,6 +77,7 @@ def by_brute_force(objective, pairs):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
+@settings(max_examples=50)
 @given(pairs=PAIRS)
 def test_threshold_is_the_best_cut_point(objective, pairs):
     pairs = [*pairs, (0.25, True)]

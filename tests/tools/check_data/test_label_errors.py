@@ -49,7 +49,7 @@ def planted(tmp_path_factory):
     settings = f"""+experiment=digits --config-dir={CONFIGS} plugins=[patches] backbone=patches
         head=gap loss=bce device=cpu data=csv data.root={root} data.cache_dir={folder}
         data.image_size=16 data.augment=none data.cutout=0 data.fold=1/2
-        train.epochs=6 train.batch_size=16 train.workers=0 name=fold1"""
+        train.epochs=6 train.batch_size=16 train.workers=0 log.images=0 name=fold1"""
     outputs = train_here(folder, *settings.split())
     wrong = {(f"{number}.png", NAMES[k]) for number, k in np.argwhere(flipped[:200])}
     return LabelErrors(root, str(outputs / "fold1"), wrong)

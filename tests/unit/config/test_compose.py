@@ -1,10 +1,10 @@
 """Composition of configs, and the settings of the published recipes."""
 
-from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
+from support import experiment
 
 from mldec import build
 from mldec.config.compose import (
@@ -21,11 +21,6 @@ from mldec.config.compose import (
 )
 from mldec.config.schema import PARTS, RETIRED, Precision, ScheduleName
 from mldec.errors import ConfigError
-
-
-@cache
-def experiment(name):
-    return compose([f"+experiment={name}"])
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 from omegaconf import OmegaConf
+from support import experiment
 
 import mldec.api
 from mldec.config.compose import (
@@ -99,11 +100,6 @@ def selections() -> list[tuple[list[str], list[str]]]:
     return groups
 
 
-@cache
-def digits() -> Config:
-    return compose(["+experiment=digits"])
-
-
 def test_settings_are_those_of_schema_and_signatures():
     keys = {key for _, keys in selections() for key in keys}
     assert {"resume", "init", "init.path", "optim.name", "log.project", "data.root"} <= keys
@@ -160,7 +156,7 @@ def test_all_text_settings_are_literal(number):
     for start in (number, number + len(VALUES) // 2):
         texts = [list(VALUES)[(start + 5 * i) % len(VALUES)] for i in range(len(keys))]
         words = [f"{key}={text}" for key, text in zip(keys, texts, strict=True)]
-        found = flat(to_dict(override(digits(), chosen + words)))
+        found = flat(to_dict(override(experiment("digits"), chosen + words)))
         assert [found[key] for key in keys] == [VALUES[text] for text in texts]
 
 
@@ -184,7 +180,7 @@ def test_command_line_and_fit_equal_override():
     words += ["data.image_size=96", "head.num_groups=5", "train.freeze=[007,'a,b']"]
 
     config = compose(["+experiment=digits", *words])
-    assert config == override(digits(), words) == mldec.api._compose("digits", words)
+    assert config == override(experiment("digits"), words) == mldec.api._compose("digits", words)
     assert config.name == "${x} 1.10"
     assert (config.data["image_size"], config.head["num_groups"]) == (96, 5)
     assert config.train.freeze == ["007", "a,b"]
@@ -201,7 +197,7 @@ def test_a_sweep_is_divided_at_commas_outside_quotes(here):
     with pytest.raises(ConfigError, match=r"^data\.root: .*a,b"):
         to_hydra(["--multirun", "data.root=a,b"])
     with pytest.raises(ConfigError, match=r"^optim\.lr"):
-        override(digits(), ["optim.lr=1,2"])
+        override(experiment("digits"), ["optim.lr=1,2"])
 
 
 def test_words_of_other_kinds_still_work():
@@ -219,7 +215,7 @@ def test_target_on_the_command_line_replaces_the_part():
     expected = {"_target_": "mldec.heads.MLDecoder", "embed_dim": 32}
     assert len(option("head", "csra")) > 1
     assert compose(["+experiment=digits", *words]).head == expected
-    assert override(digits(), words[1:]).head == expected
+    assert override(experiment("digits"), words[1:]).head == expected
 
     # The settings of all readers belong to the recipe.
     words = ["data=voc2012", "data.flip=false", "data.root=a"]
@@ -237,12 +233,3 @@ def test_annotation_of_an_unknown_name_is_a_config_error():
 
     with pytest.raises(ConfigError, match=r"mine.*Missing"):
         signature(mine)
-
-
-def test_command_prints_literal_text(cli, here):
-    words = ["data=csv", "data.root=Fotos Süd (2019)", "data.val=007", "data.image_size=96"]
-    printed = cli.out("train", "+experiment=digits", "name=1.10", *words, "--cfg", "job")
-    config = parse(OmegaConf.create(printed))
-    assert config.name == "1.10"
-    wanted = {"root": "Fotos Süd (2019)", "val": "007", "image_size": 96}
-    assert wanted.items() <= config.data.items()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import average_precision_score, recall_score, roc_auc_score
+from support import experiment
 from torch import nn
 
 from mldec import build
@@ -247,7 +248,7 @@ def test_constant_classes_are_named(config):
 def test_warning_about_constant_scores_gives_advice_that_applies(loss, advice):
     settings = {}
     if loss is not None:
-        config = compose(["+experiment=digits", *f"loss={loss}".split()])
+        config = override(experiment("digits"), f"loss={loss}".split())
         settings = build.recorded(config, build.check(config)).loss
     [line] = same_scores(["green"], "ema", settings)
     assert "green" in line

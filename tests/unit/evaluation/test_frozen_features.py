@@ -2,6 +2,7 @@
 
 import os
 import signal
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from photos import write_photos
 from pictures import picture, saved
+from support import experiment
 from torch import nn
 
 from mldec import build
@@ -64,8 +66,13 @@ def model_of(backbone):
     return Classifier(backbone, nn.Identity())
 
 
+@cache
+def cached_config():
+    return compose([*PARTS, *CACHED])
+
+
 def composed(*settings):
-    config = compose([*PARTS, *CACHED, *settings])
+    config = override(cached_config(), list(settings))
     parts = build.check(config)
     return build.recorded(config, parts), build.data(parts)
 
@@ -234,7 +241,7 @@ def test_stopped_computation_continues():
 
 
 def of_generated_images():
-    config = compose(["+experiment=digits"])
+    config = experiment("digits")
     data = build.data(build.check(config))
     with_tokens(data, model_of(Counting()), config, device=CPU, stop=StopRequest()).load_train()
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from clip_models import clip_folder, siglip_folder
 from networks import CALIBRATION, save_calibrated
+from support import experiment
 
 from mldec import build
 from mldec.checkpoint import load_model
-from mldec.config.compose import compose, override
+from mldec.config.compose import override
 from mldec.data.fingerprint import fingerprint
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, Split
@@ -147,7 +148,7 @@ def test_half_precision_on_a_cpu_is_chosen_by_the_user(
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(distributed, "prepare_device", lambda device, **options: None)
-    config = compose(["+experiment=digits", f"train.precision={recorded}"])
+    config = override(experiment("digits"), [f"train.precision={recorded}"])
     fit_to_device(config, options(*words), CPU, 7)
     assert config.train.precision.value == used
     assert f"{used} on cpu" in caplog.text

@@ -244,6 +244,11 @@ ERRORS = [
     (lambda _: build(MLDecoder, embed_dim=18), ConfigError, r"head\.num_heads"),
     (lambda _: build(Query2Label)(torch.zeros(2, 50, WIDTH)), ConfigError, "Query2Label"),
     (lambda _: build(WordGroupDecoder, group_size=5), ConfigError, r"head\.group_size"),
+    (
+        lambda _: HEADS["csra_normalized"]().set_bias_from_prior(torch.zeros(CLASSES)),
+        ConfigError,
+        r"head\.normalize",
+    ),
     (lambda model: model(IMAGES[0]), ValueError, "images"),
     (lambda model: Viewed(model, "flip", 64)(IMAGES, attention=True), ValueError, "attention"),
     (

@@ -20,7 +20,7 @@ from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes
 from mldec.training.step import Learner
 
-STEPS = 20
+STEPS = 8
 SIDE = 64
 SCRIPT = Path(__file__).parents[3] / "examples" / "train_minimal.py"
 spec = importlib.util.spec_from_file_location("train_minimal", SCRIPT)

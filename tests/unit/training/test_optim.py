@@ -6,6 +6,7 @@ import math
 import pytest
 import timm
 import torch
+from random_weights import batch_norms, randomize_norms
 from support import assert_equal
 from timm.layers import freeze_batch_norm_2d
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
@@ -365,10 +366,6 @@ def trainable_names(model):
     return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def batch_norms(model):
-    return [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_frozen_parts_equal_timm(name):
     _, parts, arguments = NETWORKS[name]
@@ -391,11 +388,7 @@ def test_frozen_parts_equal_timm(name):
 
 
 def test_frozen_batch_norms_match_timm():
-    ours = classifier("test_resnet")
-    for norm in batch_norms(ours):
-        for tensor in (norm.weight, norm.bias, norm.running_mean):
-            nn.init.normal_(tensor)
-        nn.init.uniform_(norm.running_var, 0.5, 2.0)
+    ours = randomize_norms(classifier("test_resnet"))
     theirs = copy.deepcopy(ours)
     theirs.backbone.network = freeze_batch_norm_2d(theirs.backbone.network)
 

@@ -146,13 +146,9 @@ def test_paths_are_relative_to_images(write):
             "path,labels,Photo,class,split\nx,1,a/1.png,dog,train\ny,2,b/4.png,cat,val\n",
             {"path_column": "photo", "labels_column": "class"},
         ),
-        (
-            "path,label,cat,split\na/1.png,dog,1,train\nb/4.png,cat,0,val\n",
-            {"labels_column": "label"},
-        ),
         ("path,labels,split\n{root}/a/1.png,dog,train\n{root}/b/./4.png,cat,val\n", {}),
     ],
-    ids=["index", "tags", "one-hot", "settings", "both", "absolute"],
+    ids=["index", "tags", "one-hot", "settings", "absolute"],
 )
 def test_columns_of_other_programs(write, reader, text, settings):
     data = write(text.replace("{root}", str(reader.root)))(**settings)

@@ -462,6 +462,7 @@ FRAMES = {
     "bool": frame_of(dog=[True, False, True], cat=[1, 0, 1]),
     "object": frame_of(dog=[True, None, False], cat=[1.0, np.nan, 0.0]),
     "boolean": frame_of(dog=pandas.array([True, None, False], "boolean"), cat=[1, 0, 1]),
+    "integers": frame_of(dog=pandas.array([1, None, 0], "Int64"), cat=[1, 0, 1]),
     "category": frame_of(label=pandas.Categorical(["dog", "cat", None])),
     "lists": frame_of(labels=[["dog", "cat"], [], ["dog"]], split=["train", "train", "val"]),
     "arrays": frame_of(labels=[np.array(["dog"]), np.array(["dog", "cat"]), frozenset(["cat"])]),

@@ -1,4 +1,7 @@
-"""Logits of heads and whole models against the official code, on rebuilt weights."""
+"""Logits of heads against the official code, on rebuilt weights.
+
+tests/unit/checkpoint/test_released.py and tests/full/checkpoint compare whole models.
+"""
 
 import fill
 import numpy as np
@@ -6,9 +9,6 @@ import official
 import pytest
 import torch
 
-from mldec import build
-from mldec.config.compose import compose, override
-from mldec.data.types import Classes
 from mldec.heads import CSRA
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.query2label import OFFICIAL_NAMES as QUERY2LABEL
@@ -89,22 +89,3 @@ def test_csra_logits_and_gradients(case):
     assert_official(features.grad, case["features_gradient"])
     weight_gradient = head.fc.weight.grad.unflatten(0, (2, heads)).transpose(0, 1)
     assert_official(weight_gradient, case["weight_gradient"])
-
-
-# tests/full/checkpoint/test_released.py compares two larger models.
-def test_model_logits():
-    config = override(compose(["+experiment=coco_tresnet_m"]), ["head.num_groups=80"])
-    names = tuple(map(str, range(80)))
-    model = build.model(build.check(config), Classes(names), pretrained=False).eval()
-    weights = official.model_weights(official.read("tresnet_m_coco_224.keys"))
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert not unexpected
-    own = ("num_batches_tracked", "backbone.mean", "backbone.std")
-    assert all(key.endswith(own) for key in missing)
-    images = torch.from_numpy(fill.images(224))
-    with torch.no_grad():
-        pooled = model.backbone(images).mean(1)
-        logits = model(images)
-    expected = np.load(official.NUMBERS / "tresnet_m_coco_224.npz")
-    np.testing.assert_allclose(pooled, expected["pooled_features"], rtol=0, atol=1e-4)
-    np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-4)
