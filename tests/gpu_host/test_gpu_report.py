@@ -21,6 +21,7 @@ def test_report_runs_to_its_end(null_gpu, tmp_path, pytestconfig, command):
     null_gpu.run(os.execvp, "bash", words, cwd=pytestconfig.rootpath, env=env)
     report = json.loads(out.read_text())
     assert list(report["parts"]) == PARTS[command]
+    assert {"commit", "nccl", "gpus_before", "gpus_after"} <= report["environment"].keys()
     for name, part in report["parts"].items():
         assert part["status"] == "done", (name, part)
         assert any(isinstance(value, float) for value in part["figures"].values()), name

@@ -1,10 +1,7 @@
-"""The GPU report: its parts, the record of failed parts, and the goals."""
+"""The record of the parts of a GPU report; tests/gpu_host runs the parts."""
 
-import importlib.metadata
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -73,20 +70,3 @@ def test_a_part_is_killed_with_its_descendants(script, tmp_path):
         limit *= 2
     numbers = [int(number) for number in file.read_text().split()]
     wait_until(lambda: all(process_state(number) == "Z" for number in numbers))
-
-
-# The other parts are further calls of the same commands.
-def test_parts_run_on_a_cpu(tmp_path):
-    command, parts = "inference", ["loader"]
-    out = tmp_path / "report.json"
-    words = [str(TOP / "scripts" / "maintainers" / "gpu_report.sh"), command, str(out), *parts]
-    environment = {**os.environ, "DEVICE": "cpu", "MINUTES": "60"}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr + out.read_text()
-
-    report = json.loads(out.read_text())
-    assert {part["status"] for part in report["parts"].values()} == {"done"}
-    assert list(report["parts"]) == parts
-    for part in report["parts"].values():
-        assert any(isinstance(value, float) for value in part["figures"].values())
-    assert {"commit", "nccl", "gpus_before", "gpus_after"} <= report["environment"].keys()
