@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-# The other parts are the same commands with other arguments.
+# The other parts are the same commands with other arguments, or commands of test_commands.py.
 PARTS = {
-    "training": ["throughput", "profile", "official"],
-    "inference": ["loader", "loader_alone", "predict", "two_ranks", "digits"],
+    "training": ["throughput", "official"],
+    "inference": ["loader", "loader_alone", "predict", "two_ranks"],
 }
 SCRIPT = "scripts/maintainers/gpu_report.sh"
 

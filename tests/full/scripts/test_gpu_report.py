@@ -57,6 +57,12 @@ def test_figures_are_written_while_a_part_runs_and_kept_at_its_limit(measured, t
     assert measured("1", limit=0)["status"].startswith("not run")
 
 
+def test_figures_of_an_evaluation_are_its_main_metric_and_weights(measured, tmp_path):
+    evaluated = {"metrics": {"mAP": 7.5, "CF1": 3.0}, "weights": "ema", "images": 40}
+    (tmp_path / "x.json").write_text(json.dumps(evaluated))
+    assert measured("1")["figures"] == {"mAP": 7.5, "weights": "ema"}
+
+
 def test_a_part_is_killed_with_its_descendants(script, tmp_path):
     # Like torchrun: a child in another session, with a child process.
     file = tmp_path / "pids"
