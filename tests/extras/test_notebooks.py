@@ -20,7 +20,7 @@ EXPECTED = {
 }
 # Code of each notebook, and its replacement for a shorter training.
 SHORTER = {
-    "hugging_face.ipynb": {"epochs=6": "epochs=2", '"data.image_size": 64': '"data.image_size": 32'},
+    "hugging_face.ipynb": {"epochs=6": "epochs=2", 'image_size": 64': 'image_size": 32'},
     "own_model.ipynb": {
         "train_writings, 4096": "train_writings, 1024",
         "val_writings, 512": "val_writings, 128",
