@@ -44,7 +44,16 @@ def required(name: str, *args: Any, **options: Any) -> Any:
 
 # Files that take longest. A process runs all tests of a file, so they start first: otherwise one
 # of them would keep a single process busy at the end.
-SLOW = ("test_notebooks.py", "test_scale.py", "test_steps.py", "test_gpu_report.py")
+SLOW = (
+    "test_notebooks.py",
+    "test_onnx_networks.py",
+    "test_scale.py",
+    "test_compile.py",
+    "test_resume.py",
+    "test_trajectory.py",
+    "test_steps.py",
+    "test_gpu_report.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
