@@ -42,6 +42,25 @@ def required(name: str, *args: Any, **options: Any) -> Any:
     return importlib.import_module(name)
 
 
+# Files that take longest. A process runs all tests of a file, so they start first: otherwise one
+# of them would keep a single process busy at the end.
+SLOW = (
+    "test_notebooks.py",
+    "test_onnx_networks.py",
+    "test_scale.py",
+    "test_compile.py",
+    "test_resume.py",
+    "test_trajectory.py",
+    "test_steps.py",
+    "test_gpu_report.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the slow files come first."""
+    items.sort(key=lambda item: item.path.name not in SLOW)
+
+
 importorskip = pytest.importorskip
 if os.environ.get("MLDEC_REQUIRE_PACKAGES") == "1":
     pytest.importorskip = required

@@ -1,7 +1,7 @@
 """Round trips with label-studio-sdk and datumaro.
 
 Their versions of numpy and Pillow are older than ours, so they run in another environment, whose
-Python is MLDEC_LABELING_PYTHON. `.ci/run extras` creates it, with the versions of the packages. The
+Python is MLDEC_LABELING_PYTHON. `.ci/run full` creates it, with the versions of the packages. The
 tests are skipped without this variable.
 """
 

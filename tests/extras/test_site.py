@@ -4,13 +4,12 @@ import dataclasses
 import importlib
 import inspect
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import forked
 import pytest
 import yaml
 from support import Cli
@@ -35,7 +34,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources of the site."""
     folder = tmp_path_factory.mktemp("site")
     script = TOP / "scripts" / "docs" / "build.py"
-    subprocess.run([sys.executable, script, folder], check=True)
+    done = forked.run(forked.script, str(script), str(folder))
+    assert done.status == 0, done.err
     return folder
 
 

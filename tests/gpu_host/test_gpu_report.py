@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-# The other parts are the same commands with other arguments.
+# The other parts are the same commands with other arguments, or commands of test_commands.py.
 PARTS = {
-    "training": ["throughput", "profile", "official"],
-    "inference": ["loader", "loader_alone", "predict", "two_ranks", "digits"],
+    "training": ["throughput", "official"],
+    "inference": ["loader", "loader_alone", "predict", "two_ranks"],
 }
 SCRIPT = "scripts/maintainers/gpu_report.sh"
 
@@ -21,6 +21,7 @@ def test_report_runs_to_its_end(null_gpu, tmp_path, pytestconfig, command):
     null_gpu.run(os.execvp, "bash", words, cwd=pytestconfig.rootpath, env=env)
     report = json.loads(out.read_text())
     assert list(report["parts"]) == PARTS[command]
+    assert {"commit", "nccl", "gpus_before", "gpus_after"} <= report["environment"].keys()
     for name, part in report["parts"].items():
         assert part["status"] == "done", (name, part)
         assert any(isinstance(value, float) for value in part["figures"].values()), name

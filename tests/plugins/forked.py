@@ -45,6 +45,7 @@ def mldec_command(*words: str) -> None:
 def script(path: str, *words: str) -> None:
     """Run a script in this process."""
     sys.argv = [path, *words]
+    sys.path.insert(0, str(Path(path).parent))  # as Python does
     runpy.run_path(path, run_name="__main__")
 
 
@@ -64,6 +65,9 @@ def torchrun(count: int, restarts: int, job: Callable[..., Any], *arguments: Any
 
 
 def _rank(job: Callable[..., Any], *arguments: Any) -> None:
+    # The first call after a fork replaces torch's thread pool, which is not safe in several
+    # threads. Those of autograd would all call it at the same time.
+    torch.set_num_threads(1)
     # torchrun sends it to the other ranks of a failed one, which then print no traceback.
     signal.signal(signal.SIGTERM, lambda *_: None)
     # After a fork, the first use of torch's thread pool makes a new one. Several threads of autograd
@@ -122,6 +126,7 @@ def _run(
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update({name: value for name, value in env.items() if value is not None})
+    tempfile.tempdir = None  # it may be that of the server
     for stream, path in enumerate(files, 1):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, stream)

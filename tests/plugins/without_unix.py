@@ -1,7 +1,6 @@
 """Hide what Windows lacks, and start loader processes as on Windows and macOS.
 
-Use `pytest -p without_unix ...`, or import this module before a command. torch is imported first,
-because it checks the platform.
+Import this module before a command. torch is imported first, because it checks the platform.
 """
 
 import os

@@ -1,6 +1,7 @@
 """`hf:owner/name[@revision]` with a local server of the Hub's protocol."""
 
 import shutil
+import time
 
 import fake_hub
 import hostile
@@ -82,6 +83,8 @@ def test_cache_is_used_without_a_network(hub, commit, monkeypatch):
     ],
 )
 def test_unavailable_checkpoint_raises_an_error(hub, commit, monkeypatch, address, settings, name):
+    # huggingface_hub waits half a minute in all before it gives up.
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     hub.status = settings.get("status")
     hub.repositories[NAME].gated = settings.get("gated", False)
     hub.repositories[NAME].private = settings.get("private", False)

@@ -3,26 +3,21 @@
 import csv
 import itertools
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import networks
 import pytest
 from browser import opened
+from forked import Forked, mldec_command
 from photos import write_photos
 from pictures import png
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from support import one_line, wait_until
-
-import mldec
 
 
 @pytest.fixture(scope="module")
@@ -37,29 +32,24 @@ def served(home, *words, number=signal.SIGTERM, status=143):
     folders = {"HOME": home / "home", "TMPDIR": home / "tmp"}
     for folder in (*folders.values(), home / "work"):
         folder.mkdir(parents=True)
-    environment = {**os.environ, **{key: str(folder) for key, folder in folders.items()}}
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [str(Path(mldec.__file__).parents[1]), environment["PYTHONPATH"]]
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mldec", "demo", *map(str, words), "--port", "0", "--device", "cpu"],
-        cwd=home / "work",
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    lines = (re.match(r"http://127\.0\.0\.1:\d+", line) for line in process.stdout)
-    match = next(filter(None, lines), None)
-    if match is None:
-        pytest.fail(process.communicate()[1])
+    out, err = home.with_suffix(".out"), home.with_suffix(".err")
+    words = ["demo", *map(str, words), "--port", "0", "--device", "cpu"]
+    environment = {key: str(folder) for key, folder in folders.items()}
+    process = Forked(mldec_command, *words, cwd=home / "work", out=out, err=err, env=environment)
+
+    def address():
+        return out.exists() and re.search(r"^http://127\.0\.0\.1:\d+", out.read_text(), re.M)
+
+    wait_until(lambda: address() or process.poll() is not None)
+    if process.poll() is not None:
+        pytest.fail(err.read_text())
     try:
-        yield match[0]
+        yield address()[0]
     finally:
         process.send_signal(number)
-        _, err = process.communicate(timeout=30)
-    assert process.returncode == status
-    one_line(err, f"stopped by {number.name}")
+        found = process.wait(timeout=120)
+    assert found == status
+    one_line(err.read_text(), f"stopped by {number.name}")
     assert [path for path in home.rglob("*") if path.is_file()] == []
 
 

@@ -1,4 +1,4 @@
-"""ONNX files of each head, each kind of backbone, and the backbones of the recipes."""
+"""ONNX files of each head and of each kind of backbone."""
 
 from itertools import cycle
 
@@ -13,50 +13,49 @@ from mldec.tools.exported import OnnxFile
 
 pytest.importorskip("onnxruntime")
 
-SMALL = {
-    "test_resnet": {},
-    "test_convnext": {"feature_norm": "pretrained"},
-    "test_efficientnet": {"feature_norm": "new"},
-    "test_vit": {"image_size": 64},
+# Networks with one or two blocks per stage, which have the operations of the whole networks, and
+# their image sizes. Swin shifts the windows of every second block, if a stage has several windows.
+BACKBONES = {
+    "test_resnet": ({}, 64),
+    "test_convnext": ({"feature_norm": "pretrained"}, 64),
+    "test_efficientnet": ({"feature_norm": "new"}, 64),
+    "test_vit": ({"image_size": 64}, 64),
+    "tresnet_m": ({"model_args": {"layers": [1, 1, 1, 1]}}, 64),
+    "resnet50": ({"model_args": {"layers": [1, 1, 1, 1], "channels": [8, 16, 24, 32]}}, 64),
+    "vit_base_patch16_224": (
+        {"image_size": 224, "model_args": {"embed_dim": 32, "depth": 2, "num_heads": 2}},
+        224,
+    ),
+    "swin_tiny_patch4_window7_224": (
+        {
+            "image_size": 224,
+            "model_args": {"embed_dim": 16, "depths": [2, 1, 1, 1], "num_heads": [1, 1, 1, 1]},
+        },
+        224,
+    ),
+    "cvt": ({"embed_dim": [16, 32, 64], "num_heads": [1, 2, 4], "depth": [1, 1, 1]}, 64),
 }
-LARGE = [
-    ("tresnet_m", {}, "groups"),
-    ("resnet50", {}, "query2label"),
-    ("vit_base_patch16_224", {"image_size": 224}, "full"),
-    ("swin_tiny_patch4_window7_224", {"image_size": 224}, "words"),
-]
+
+# Each head and each backbone at least once.
+PAIRS = list(zip(cycle(BACKBONES), HEADS, strict=False))
 
 
-def agrees(backbone, head, size, path):
-    """Compare the probabilities of an exported model."""
-    backbone.eval()
-    loaded = networks.loaded(head, backbone, size=size, calibration=CALIBRATION)
+@pytest.mark.parametrize(("name", "head"), PAIRS)
+def test_network_is_exported(name, head, tmp_path):
+    arguments, size = BACKBONES[name]
+    if name == "cvt":
+        backbone = HFBackbone("x", config={"model_type": "cvt", **arguments})
+    else:
+        backbone = TimmBackbone(name, **arguments)
+    loaded = networks.loaded(head, backbone.eval(), size=size, calibration=CALIBRATION)
     program = Program(loaded, [0.5], takes_word_vectors=head in OF_WORDS)
-    model = to_onnx(program, loaded, "x.pt")
-    path.write_bytes(serialize(model, metadata(), path.name))
+    path = tmp_path / "x.onnx"
+    path.write_bytes(serialize(to_onnx(program, loaded, "x.pt"), metadata(), path.name))
+
+    # Compare the probabilities.
     opened = OnnxFile(path)
     for images, classes in ((1, 3), (3, 9)):
         inputs = [noise(images, size), *words_of(head, classes)]
         with torch.no_grad():
             expected, _ = program(*inputs)
         torch.testing.assert_close(opened(*inputs)[0], expected, atol=1e-4, rtol=0)
-
-
-# Each head once, and each backbone at least once.
-PAIRS = [(name, head) for name, head in zip(cycle(SMALL), HEADS, strict=False)]
-
-
-@pytest.mark.parametrize(("name", "head"), PAIRS)
-def test_each_head_is_exported(name, head, tmp_path):
-    agrees(TimmBackbone(name, **SMALL[name]), head, 64, tmp_path / "x.onnx")
-
-
-@pytest.mark.parametrize(("name", "arguments", "head"), LARGE)
-def test_backbones_of_the_recipes_are_exported(name, arguments, head, tmp_path):
-    agrees(TimmBackbone(name, **arguments), head, 224, tmp_path / "x.onnx")
-
-
-def test_cvt_is_exported(tmp_path):
-    config = {"model_type": "cvt", "embed_dim": [16, 32, 64], "num_heads": [1, 2, 4]}
-    backbone = HFBackbone("x", config={**config, "depth": [1, 2, 3]})
-    agrees(backbone, "groups", 64, tmp_path / "x.onnx")

@@ -22,6 +22,7 @@ from mldec.tools.predict.xmp import sidecar_of, undo, write_sidecar
 pytestmark = pytest.mark.skipif(shutil.which("exiftool") is None, reason="needs exiftool")
 
 LISTS = ("Subject", "TagsList", "HierarchicalSubject")
+PHOTOS = 20  # in the library
 
 
 def exiftool(*words):
@@ -146,7 +147,7 @@ def library(tmp_path):
     """Photos with all kinds of metadata."""
     folder = tmp_path / "library"
     folder.mkdir()
-    for number in range(40):
+    for number in range(PHOTOS):
         picture(32, 32, seed=number).save(folder / f"{number:02}.jpg")
     exiftool("-XMP-dc:Subject=sea", "-IPTC:Keywords=cat", *sorted(folder.glob("?[0-2].jpg")))
     sidecars = [f"{path}.xmp" for path in folder.glob("?[2-4].jpg")]
@@ -158,18 +159,8 @@ def library(tmp_path):
 
 def predict(best, library, parent):
     words = ["predict", best, library, "--plugin", "patches", "--device", "cpu"]
-    words += [
-        "--batch-size",
-        "1",
-        "--threshold",
-        "0",
-        "--top",
-        "2",
-        "--suggest",
-        "--xmp",
-        "--xmp-parent",
-        parent,
-    ]
+    words += ["--batch-size", "1", "--threshold", "0", "--top", "2"]
+    words += ["--suggest", "--xmp", "--xmp-parent", parent]
     sys.argv[1:] = [str(word) for word in words]
     from mldec.__main__ import main
 
@@ -189,7 +180,7 @@ def run_and_kill(best, library, parent, after=None, seconds=0.0):
     process.start()
     if after is not None:
         while len(written() - before) < after and process.exitcode is None:
-            pass
+            time.sleep(0.001)
         time.sleep(seconds)
         process.kill()
     process.join()
@@ -206,13 +197,13 @@ def test_killed_commands_leave_complete_sidecars(best, library):
         assert undo([str(library)]) == 0
         assert content_of(library) == before
         changed = [path for path in expected[parent] if before.get(path) != expected[parent][path]]
-        assert len(changed) == 40
+        assert len(changed) == PHOTOS
 
     chance = random.Random(0)
     killed = 0
     for number in range(10):
         status = run_and_kill(
-            best, library, "AB"[number % 2], chance.randrange(30), chance.uniform(0, 0.005)
+            best, library, "AB"[number % 2], chance.randrange(15), chance.uniform(0, 0.005)
         )
         killed += status == -9
         for path, content in content_of(library).items():
@@ -290,5 +281,5 @@ def test_read_only_library_is_an_error_for_each_photo(cli, best, library, tmp_pa
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     lines = done.stderr.splitlines()
-    assert sum("mounted/" in line and "ermission" in line for line in lines) == 40, done.stderr
+    assert sum("mounted/" in line and "ermission" in line for line in lines) == PHOTOS, done.stderr
     assert content_of(folder) == before

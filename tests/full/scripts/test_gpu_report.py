@@ -1,10 +1,7 @@
-"""The GPU report: its parts, the record of failed parts, and the goals."""
+"""The record of the parts of a GPU report; tests/gpu_host runs the parts."""
 
-import importlib.metadata
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -60,6 +57,12 @@ def test_figures_are_written_while_a_part_runs_and_kept_at_its_limit(measured, t
     assert measured("1", limit=0)["status"].startswith("not run")
 
 
+def test_figures_of_an_evaluation_are_its_main_metric_and_weights(measured, tmp_path):
+    evaluated = {"metrics": {"mAP": 7.5, "CF1": 3.0}, "weights": "ema", "images": 40}
+    (tmp_path / "x.json").write_text(json.dumps(evaluated))
+    assert measured("1")["figures"] == {"mAP": 7.5, "weights": "ema"}
+
+
 def test_a_part_is_killed_with_its_descendants(script, tmp_path):
     # Like torchrun: a child in another session, with a child process.
     file = tmp_path / "pids"
@@ -73,20 +76,3 @@ def test_a_part_is_killed_with_its_descendants(script, tmp_path):
         limit *= 2
     numbers = [int(number) for number in file.read_text().split()]
     wait_until(lambda: all(process_state(number) == "Z" for number in numbers))
-
-
-# The other parts are further calls of the same commands.
-def test_parts_run_on_a_cpu(tmp_path):
-    command, parts = "inference", ["loader"]
-    out = tmp_path / "report.json"
-    words = [str(TOP / "scripts" / "maintainers" / "gpu_report.sh"), command, str(out), *parts]
-    environment = {**os.environ, "DEVICE": "cpu", "MINUTES": "60"}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr + out.read_text()
-
-    report = json.loads(out.read_text())
-    assert {part["status"] for part in report["parts"].values()} == {"done"}
-    assert list(report["parts"]) == parts
-    for part in report["parts"].values():
-        assert any(isinstance(value, float) for value in part["figures"].values())
-    assert {"commit", "nccl", "gpus_before", "gpus_after"} <= report["environment"].keys()

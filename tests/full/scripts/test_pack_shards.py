@@ -4,12 +4,13 @@ import hashlib
 import importlib.util
 import io
 import json
+import os
 import signal
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -95,28 +96,23 @@ def test_shards_have_the_layout_of_webdataset(pack, root):
         assert json.loads(labels) == {"labels": [names[annotation["category_id"]]], "negatives": []}
 
 
-# Runs the script, and kills it after its third shard, before the record of this shard.
-KILLED = """
-import os, runpy, signal, sys
-from pathlib import Path
+def pack_three_shards(*words):
+    """Run the script, and kill it after its third shard, before the record of this shard."""
+    replace = Path.replace
 
-replace = Path.replace
+    def replace_and_die(path, target):
+        replace(path, target)
+        if target.name == "shard-000002.tar":
+            os.kill(os.getpid(), signal.SIGKILL)
 
-def replace_and_die(path, target):
-    replace(path, target)
-    if target.name == "shard-000002.tar":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-Path.replace = replace_and_die
-del sys.argv[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+    Path.replace = replace_and_die
+    forked.script(str(SCRIPT), *words)
 
 
 def test_a_killed_run_is_resumed(pack, root, tmp_path):
     out = tmp_path / "killed"
-    words = [sys.executable, "-c", KILLED, str(SCRIPT), *command(root, out, "--images", "1")]
-    assert subprocess.run(words).returncode == -signal.SIGKILL
+    killed = forked.run(pack_three_shards, *command(root, out, "--images", "1"))
+    assert killed.status == -signal.SIGKILL, killed.err
     done = {path.name: path.stat().st_mtime_ns for path in (out / "train").glob("shard-*.json")}
     assert len(done) == 2
     assert not (out / "val" / "index.npz").exists()

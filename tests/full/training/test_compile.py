@@ -19,13 +19,17 @@ CLOSED = {
 OF_WORDS = {name: [f"head={name}"] for name in ("gap_words", "ml_decoder_zsl")}
 OF_WORDS["ml_decoder_zsl_groups"] = ["head=ml_decoder_zsl_groups"]
 
-# Settings and image size of each network.
+# Settings and image size of each network, with few blocks: all blocks of a kind compile alike.
+LAYERS = ["backbone.model_args={layers:[1,1,1,1]}"]
+VIT = ["backbone=timm", "backbone.name=vit_base_patch16_224", "backbone.model_args={depth:2}"]
+SWIN = ["backbone=timm", "backbone.name=swin_tiny_patch4_window7_224"]
+SWIN += ["backbone.model_args={depths:[2,1,1,1]}"]
 NETWORKS = {
     "tiny": (["backbone=tiny"], 32),
-    "resnet50": (["backbone=resnet50"], 64),
-    "tresnet_l": (["backbone=tresnet_l"], 64),
-    "vit_b16": (["backbone=timm", "backbone.name=vit_base_patch16_224"], 224),
-    "swin": (["backbone=timm", "backbone.name=swin_tiny_patch4_window7_224"], 224),
+    "resnet50": (["backbone=resnet50", *LAYERS], 64),
+    "tresnet_l": (["backbone=tresnet_l", *LAYERS], 64),
+    "vit_b16": (VIT, 224),
+    "swin": (SWIN, 224),
 }
 
 

@@ -54,7 +54,7 @@ CASES = [(words, options, 6) for words, options in SETTINGS] + [([], {}, 3), ([]
 def test_resumed_run_equals_uninterrupted_run(words, options, step, tmp_path):
     if options.get("loss"):
         options = {**options, "loss": BinaryCrossEntropy(target_threshold=0.2)}
-    config = settings(*words, "train.save_every_steps=1")
+    config = settings(*words, "train.epochs=3", "train.save_every_steps=1")
     check_resume(partial(trainer, config, **options), tmp_path, step=step)
 
 

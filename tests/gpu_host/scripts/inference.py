@@ -9,7 +9,7 @@ import sys
 
 import torch
 from benchmark import build_trial, compose_experiment
-from null_gpu import counted, finish, truths
+from null_gpu import UninitializedWeights, counted, finish, truths
 
 from mldec.evaluation.inference import for_inference
 from mldec.runtime.devices import Precision, autocast, to_device
@@ -22,7 +22,8 @@ def batch(experiment, images, fold, compiled):
     """Score two batches, and return the counts of the second one."""
     words = ["device=cuda"]
     args = argparse.Namespace(experiment=experiment, settings=words)
-    trial = build_trial(compose_experiment(args), CLASSES)
+    with UninitializedWeights():
+        trial = build_trial(compose_experiment(args), CLASSES)
     size = trial.config.data["image_size"]
     pixels = torch.zeros(images, 3, size, size, dtype=torch.uint8).pin_memory()
     # The host reads from the device whether the folded network is equal.

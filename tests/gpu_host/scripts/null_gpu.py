@@ -10,6 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+from torch.overrides import TorchFunctionMode
+
+# Functions that draw the random numbers of new weights.
+INITIALIZE = (torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.erfinv_)
+
 
 @cache
 def library() -> ctypes.CDLL:
@@ -43,6 +49,16 @@ def truths() -> Iterator[None]:
     library().null_gpu_read_unknown_as(1)
     yield
     library().null_gpu_read_unknown_as(0)
+
+
+class UninitializedWeights(TorchFunctionMode):
+    """Leave new weights as they are, because the null GPU computes nothing with their values."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Call a function of torch, unless it draws weights."""
+        if func in INITIALIZE:
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 def reporting(job: Callable[..., Any], *arguments: Any) -> None:

@@ -11,7 +11,7 @@ import traceback
 
 import torch
 from benchmark import build_trial, compose_experiment
-from null_gpu import counted, finish
+from null_gpu import UninitializedWeights, counted, finish
 
 IMAGES = 4
 
@@ -22,7 +22,8 @@ def step(experiment, classes):
     if experiment == "finetune_frozen":
         words.append("head=csra")  # the default is fitted without steps
     args = argparse.Namespace(experiment=experiment, settings=words)
-    trial = build_trial(compose_experiment(args), classes)
+    with UninitializedWeights():
+        trial = build_trial(compose_experiment(args), classes)
     batches = trial.random_batches()
     learner = trial.learner()
     learner.train()
