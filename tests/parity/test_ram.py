@@ -13,6 +13,7 @@ from PIL import Image
 from mldec import build
 from mldec.checkpoint import released
 from mldec.checkpoint.loading import COMPUTED, load_strict
+from mldec.checkpoint.state import Checkpoint
 from mldec.config.compose import parse
 
 
@@ -22,8 +23,8 @@ def tensor(key: str, shape: tuple[int, ...]) -> np.ndarray:
     return fill.tensor(key, shape)
 
 
-def small_state(name: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a small model, including unused buffers."""
+def converted(name: str) -> tuple[Checkpoint, build.Parts]:
+    """Return the checkpoint of a small model, and its parts."""
     facts = official.read(name)
 
     def factor(key: str) -> float:
@@ -33,29 +34,45 @@ def small_state(name: str) -> dict[str, torch.Tensor]:
     state = {}
     for key, shape in facts["keys"].items():
         state[key] = torch.from_numpy(np.float32(factor(key)) * tensor(key, tuple(shape)))
-    return state | {key: torch.zeros(shape) for key, shape in facts["buffers"].items()}
+    # Unused buffers of the official modules.
+    state |= {key: torch.zeros(shape) for key, shape in facts["buffers"].items()}
+    content = {"model": state, "optimizer": {}, "epoch": 1}
+    checkpoint = released.convert(content, Path(f"{name}.pth"), image_size=None, names=None)
+    return checkpoint, build.check(parse(checkpoint.config), build.MODEL_PARTS)
+
+
+@pytest.fixture(scope="module")
+def swin():
+    """The backbone of both models, and its tokens of two images and of noise."""
+    checkpoint, parts = converted("ram_plus_small")
+    model = build.model(parts, checkpoint.classes, pretrained=False).eval()
+    load_strict(model, checkpoint.model, Path("ram_plus_small.pth"), COMPUTED)
+    noise = np.minimum(fill.features(224, (1, 3, 224, 224)), 1)
+    with torch.no_grad():
+        tokens = model.backbone(torch.from_numpy(np.concatenate([fill.images(224), noise])))
+    return model.backbone, tokens
 
 
 @pytest.fixture(scope="module", params=["ram_plus_small", "ram_small"])
 def small(request):
-    """The name of a small model, its checkpoint, the model, and the official numbers."""
-    content = {"model": small_state(request.param), "optimizer": {}, "epoch": 1}
-    file = Path(f"{request.param}.pth")
-    checkpoint = released.convert(content, file, image_size=None, names=None)
-    parts = build.check(parse(checkpoint.config), build.MODEL_PARTS)
-    model = build.model(parts, checkpoint.classes, pretrained=False).eval()
-    load_strict(model, checkpoint.model, file, COMPUTED)
-    return request.param, checkpoint, model, np.load(official.NUMBERS / f"{request.param}.npz")
+    """The name of a small model, its checkpoint, its head, and the official numbers."""
+    checkpoint, parts = converted(request.param)
+    with torch.device("meta"):
+        head = build.model(parts, checkpoint.classes, pretrained=False).head.eval()
+    tensors = {}
+    for key, value in checkpoint.model.items():
+        if key.startswith("head."):
+            tensors[key.removeprefix("head.")] = value
+    head.load_state_dict(tensors, assign=True)
+    return request.param, checkpoint, head, np.load(official.NUMBERS / f"{request.param}.npz")
 
 
 @torch.no_grad()
-def test_logits_attention_and_description_weights(small):
-    name, checkpoint, model, numbers = small
+def test_logits_attention_and_description_weights(swin, small):
+    name, checkpoint, head, numbers = small
     assert checkpoint.classes.names[19] == "class 19"
     assert checkpoint.transform.image_size == 224
-    head = model.head
-    noise = np.minimum(fill.features(224, (1, 3, 224, 224)), 1)
-    tokens = model.backbone(torch.from_numpy(np.concatenate([fill.images(224), noise])))
+    _, tokens = swin
     logits, attention = head(tokens, attention=True)
     expected = np.concatenate([numbers["logits"], numbers["logits_noise"]])
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
@@ -73,11 +90,12 @@ def test_logits_attention_and_description_weights(small):
         torch.testing.assert_close(head._label_embeddings(mean), summed)
 
 
-def test_preprocessing(small):
-    _, checkpoint, model, numbers = small
+def test_preprocessing(swin, small):
+    _, checkpoint, _, numbers = small
+    backbone, _ = swin
     picture = np.random.RandomState(5).randint(0, 256, (300, 500, 3)).astype(np.uint8)
     pixels = checkpoint.transform(Image.fromarray(picture)) / 255
-    normalized = (pixels - model.backbone.mean) / model.backbone.std
+    normalized = (pixels - backbone.mean) / backbone.std
     expected = numbers["preprocessed"]
     np.testing.assert_allclose(normalized[:, ::16, ::16], expected, rtol=0, atol=1e-5)
 

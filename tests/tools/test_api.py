@@ -73,12 +73,12 @@ def run(digits_run):
 
 
 def test_fit_gives_the_bits_of_the_command(cli, here):
-    settings = ["train.epochs=2", "seed=3", "name=mine"]
+    settings = ["train.epochs=1", "seed=3", "name=mine"]
     cli.out("train", "+experiment=digits", *DIGITS, *settings)
     command = (here / "outputs" / "mine").rename(here / "command")
 
     torch.rand(3)  # the state of the random generator does not matter
-    run = mldec.fit("digits", epochs=2, seed=3, name="mine", overrides=DIGITS)
+    run = mldec.fit("digits", epochs=1, seed=3, name="mine", overrides=DIGITS)
     for name in ("last.pt", "best.pt"):
         expected = read_torch(command / "checkpoints" / name)
         assert_equal(read_torch(run.folder / "checkpoints" / name), expected)

@@ -8,9 +8,7 @@ from pictures import picture
 from PIL import Image
 
 import mldec
-from mldec.data.transforms import EvalTransform
-from mldec.errors import ConfigError, DataError
-from mldec.tools.predict.decode import Decoder, Item
+from mldec.errors import DataError
 from mldec.tools.predict.photos import items
 
 OPTIONS = {"plugin": ["patches"], "device": "cpu", "threshold": 0.0, "top": 2}
@@ -112,14 +110,3 @@ def test_unreadable_photo_keeps_the_other_rows(model, folder):
 def test_unsupported_value_raises_an_error(photo, named):
     with pytest.raises(DataError, match=named):
         list(items(photo))
-
-
-def test_options_of_result_files_raise_an_error(best):
-    with pytest.raises(ConfigError, match="content"):
-        mldec.load(best, plugin="patches", content="scores")
-
-
-def test_too_thin_photo_is_a_fault():
-    decoder = Decoder(EvalTransform(image_size=64, crop=0.875))
-    thin = Item("thin", "thin", content=Image.new("RGB", (1, 60_000)))
-    assert decoder[thin].message.startswith("thin: ")

@@ -1,5 +1,7 @@
 """TimmBackbone: tokens, norms and weights against timm."""
 
+from functools import cache
+
 import pytest
 import timm
 import torch
@@ -24,6 +26,12 @@ def build(name, **settings):
     return backbone
 
 
+@cache
+def cached(name):
+    """Return the backbone of a network of `NETWORKS`. Tests must not change it."""
+    return build(name, **NETWORKS[name][0])
+
+
 def normalized(backbone):
     """Return the images, normalized with the values of timm."""
     cfg = backbone.network.pretrained_cfg
@@ -35,22 +43,23 @@ def frozen(module):
     return {key for key, value in module.named_parameters() if not value.requires_grad}
 
 
-# Name, settings, tokens per side, and the norm after the pooling. tests/full/backbones covers many
+# Settings, tokens per side, and the norm after the pooling. tests/full/backbones covers many
 # networks of timm.
-NETWORKS = [
-    ("resnet18", {}, 2, None),
-    ("convnext_atto", {}, 2, "head.norm"),
-    ("swin_tiny_patch4_window7_224", SWIN, 2, None),
-    ("vit_tiny_patch16_224", VIT, 4, None),
-    ("deit_tiny_distilled_patch16_224", VIT, 4, None),
-    ("beit_base_patch16_224", VIT, 4, "fc_norm"),
-]
+NETWORKS = {
+    "resnet18": ({}, 2, None),
+    "convnext_atto": ({}, 2, "head.norm"),
+    "swin_tiny_patch4_window7_224": (SWIN, 2, None),
+    "vit_tiny_patch16_224": (VIT, 4, None),
+    "deit_tiny_distilled_patch16_224": (VIT, 4, None),
+    "beit_base_patch16_224": (VIT, 4, "fc_norm"),
+}
 
 
-@pytest.mark.parametrize(("name", "settings", "side", "path"), NETWORKS)
+@pytest.mark.parametrize("name", NETWORKS)
 @torch.no_grad()
-def test_tokens_match_feature_map_of_timm(name, settings, side, path):
-    backbone = build(name, **settings)
+def test_tokens_match_feature_map_of_timm(name):
+    settings, side, path = NETWORKS[name]
+    backbone = cached(name)
     options = {"indices": 1, "norm": True, "output_fmt": "NCHW", "intermediates_only": True}
     *_, features = backbone.network.forward_intermediates(normalized(backbone), **options)
     assert features.shape[2:] == (side, side)
@@ -259,19 +268,19 @@ def test_blocks_equal_the_pooled_maps_of_hooks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "stages"),
+    ("name", "stages"),
     [
-        ("resnet18", {}, 3),
-        ("convnext_atto", {}, 3),
-        ("swin_tiny_patch4_window7_224", SWIN, 3),
-        ("vit_tiny_patch16_224", VIT, 0),
+        ("resnet18", 3),
+        ("convnext_atto", 3),
+        ("swin_tiny_patch4_window7_224", 3),
+        ("vit_tiny_patch16_224", 0),
     ],
 )
 @torch.no_grad()
-def test_networks_have_the_blocks_of_their_maps(name, settings, stages):
-    backbone = build(name, blocks=True, **settings)
+def test_networks_have_the_blocks_of_their_maps(name, stages):
+    backbone = build(name, blocks=True, **NETWORKS[name][0])
     names = ["mean", *[f"s{number}" for number in range(1, stages + 1)]]
     assert list(backbone.block_sizes) == names
-    tokens = build(name, **settings)(IMAGES)
+    tokens = cached(name)(IMAGES)
     width = backbone.block_sizes["mean"]
     torch.testing.assert_close(backbone(IMAGES)[:, 0, :width], tokens.mean(1))

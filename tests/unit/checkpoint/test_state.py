@@ -28,7 +28,6 @@ CALIBRATION = replace(
     data={"_target_": "x", "size": [1, 2]},
 )
 PLATT = replace(CALIBRATION, slopes=(1.0, 2.0, 0.0), offsets=(0.0, -1.0, 3.0))
-GLOBAL = replace(CALIBRATION, scope="global", thresholds=(0.3,))
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +122,3 @@ def test_logits_are_scaled_per_class_or_globally():
     merged = ScoredClassifier(Half(), calibration=PLATT, columns=[2, 0, 1], class_of_name=[1, 0, 0])
     assert merged(logits, None).tolist() == [[3, 3], [-1, 3]]
     assert not merged.state_dict()
-
-
-def test_thresholds_follow_the_class_order():
-    one, two, three = NAMES
-    assert CALIBRATION.thresholds_of(NAMES, [three, one, two]) == [0.6, 0.2, 0.4]
-    assert GLOBAL.thresholds_of(NAMES, ["any", "other"]) == [0.3]

@@ -59,7 +59,7 @@ def test_invalid_value_names_its_keyword(keywords):
 
 
 def test_unknown_and_positional_keywords_are_errors():
-    for name in ("treshold", "checkpoint", "jsonl"):
+    for name in ("treshold", "checkpoint", "jsonl", "content"):
         with pytest.raises(ConfigError, match=name):
             ScoringOptions.from_keywords({name: "x"}, checkpoint="a.pt")
     assert PredictOptions.from_keywords({"jsonl": "x"}, checkpoint="a.pt").jsonl == "x"

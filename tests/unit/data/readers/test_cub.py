@@ -1,7 +1,7 @@
 """CUB-200-2011: attributes as classes."""
 
 import pytest
-from readers import names, targets
+from readers import targets
 from trees import CUB, CUB_ATTRIBUTES, tree
 
 
@@ -28,10 +28,3 @@ def test_attributes_are_classes_in_the_official_split(build, in_folder):
         images = [split.dataset.name(index) for index in range(len(split.dataset))]
         assert images == [str(build.root / "CUB_200_2011" / "images" / file) for file in files]
         assert targets(split) == rows
-
-
-def test_one_attribute_per_training_image_is_observed(build):
-    data = build(single_positive=0)
-    assert names(data.train) == ["Crow_0003_9.jpg", "Albatross_0009_34.jpg"]
-    assert [sum(row) for row in targets(data.train)] == [1, 0]
-    assert targets(data.val) == expected(0)[1]
