@@ -33,7 +33,7 @@ BACKBONES = {
         },
         224,
     ),
-    "cvt": ({"embed_dim": [16, 32, 64], "num_heads": [1, 2, 4], "depth": [1, 1, 1]}, 64),
+    "cvt": ({"embed_dim": [16, 32, 64], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}, 64),
 }
 
 # Each head and each backbone at least once.
