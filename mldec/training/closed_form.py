@@ -34,9 +34,9 @@ from mldec.training.step import StepStats
 # experiment are ignored, so that `head=ridge` can be added to any experiment. A value that the user
 # has typed raises an error, because it has no effect.
 UNUSED: tuple[str, ...] = ("loss", "optim.", "schedule.", "mix.", "init.classes", "init.synonyms")
-UNUSED += ("data.sampler", "train.epochs", "train.min_steps", "train.stop_epoch", "train.patience")
-UNUSED += ("train.max_drop", "train.repeats", "train.ema_", "train.clip_grad", "train.compile")
-UNUSED += ("train.start_at_frequency", "train.random_queries")
+UNUSED += ("data.sampler", "data.repeat_threshold", "train.epochs", "train.min_steps")
+UNUSED += ("train.stop_epoch", "train.patience", "train.max_drop", "train.repeats", "train.ema_")
+UNUSED += ("train.clip_grad", "train.compile", "train.start_at_frequency", "train.random_queries")
 
 FEW_POSITIVES = 20  # classes with fewer positives have uncertain leave-one-out metrics
 
@@ -56,9 +56,11 @@ def check_settings(config: Config, parts: build.Parts, typed: Sequence[str]) -> 
         return
     name = parts["head"].target.__name__
     for word in typed:
-        key = word.lstrip("+~").partition("=")[0]
+        # The command line adds ++ and quotes to settings of the data for Hydra.
+        key, _, value = word.lstrip("+~").replace("'", "").partition("=")
         if key.startswith(UNUSED):
-            raise ConfigError(f"{word}: {name} does not use it; remove it, or pass head=csra")
+            fault = f"{name} does not use it; remove it, or pass head=csra"
+            raise ConfigError(f"{key}={value}: {fault}")
     # All features must be in memory at once, and the backbone must not change after the fit.
     if not config.train.cache_features:
         raise ConfigError(
@@ -110,7 +112,7 @@ class HeadFit:
         bad = []
 
         # Images of a series, such as the frames of a video, have neighboring names. Sort them by
-        # name, so that the head can detect series. Keys of shards are numbers, which have no order.
+        # name, so that the head can detect series. Keys of shards are file sizes and have no order.
         keys = dataset.storage.keys  # type: ignore[attr-defined]
         order = np.arange(len(keys))
         if keys.dtype.kind == "S":

@@ -301,7 +301,8 @@ def build_schedule(
 
     - "onecycle", as in the official train.py: the rate rises from lr/25 to lr and falls to
       lr/250,000 on a cosine. Adam's beta1 goes from 0.95 to 0.85 and back.
-    - "cosine": a linear warmup from 0, followed by a half cosine from `lr` to `min_lr`.
+    - "cosine": a linear warmup of n steps from lr/(n + 1), followed by a half cosine from `lr` to
+      `min_lr`.
     - "cosine_epochs", as in timm: one rate per epoch. The warmup from `warmup_lr` replaces the
       first part of the half cosine.
     - "step", as torch's MultiStepLR: `gamma` multiplies the rate at each milestone. A linear

@@ -209,15 +209,16 @@ class Learner:
         loss = distributed.total(loss)
         finite_loss = torch.isfinite(loss)
         finite = finite_loss & finite_gradients
-        # In fp16 the gradients may overflow. GradScaler then lowers its scale.
-        acceptable = finite_loss if self.scaler.is_enabled() else finite
+        # A step without a fault may still have infinite gradients in fp16, where these are usual:
+        # GradScaler then lowers its scale, and the next step is normal.
+        without_fault = finite_loss if self.scaler.is_enabled() else finite
         if not skip:
-            self.all_finite &= acceptable
+            self.all_finite &= without_fault
 
-        # 3. Update the weights.
+        # 3. Update the weights, unless this step is not finite or an earlier step had a fault.
         step_if(finite & self.all_finite, self.optimizer)
         if skip:
-            restore_unless(acceptable, self.model.buffers(), buffers_before)
+            restore_unless(without_fault, self.model.buffers(), buffers_before)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 

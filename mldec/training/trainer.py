@@ -59,16 +59,22 @@ class Trainer:
         # `StopRequest()` never requests a stop.
         self.stop = StopRequest() if stop is None else stop
         self.is_fitted = model.is_fitted
+        images = len(data.train.dataset)
+        batching = config.train
+        factors = None
         if self.is_fitted:
-            # The fit is an epoch of one step.
+            # The fit is an epoch of one step, which uses each image once.
             train = dataclasses.replace(config.train, epochs=1, min_steps=None, stop_epoch=None)
             config = dataclasses.replace(config, train=train)
+            batching = dataclasses.replace(train, batch_size=images, accumulate=1, repeats=1)
+        else:
+            factors = data.sampling.factors(lambda: labels_of(data.train, config.seed))
         self.batches = TrainBatches(
-            len(data.train.dataset),
-            batch_size=len(data.train.dataset) if self.is_fitted else config.train.batch_size,
-            accumulate=1 if self.is_fitted else config.train.accumulate,
-            repeats=1 if self.is_fitted else config.train.repeats,
-            factors=data.sampling.factors(lambda: labels_of(data.train, config.seed)),
+            images,
+            batch_size=batching.batch_size,
+            accumulate=batching.accumulate,
+            repeats=batching.repeats,
+            factors=factors,
             seed=config.seed,
             rank=distributed.rank(),
             world_size=distributed.world_size(),

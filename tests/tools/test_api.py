@@ -325,12 +325,17 @@ REPEATED = pandas.DataFrame([["a.png", "b.png", "dog"]], columns=["path", "path"
         (lambda run: mldec.Run(None), "Run: None"),
         (lambda run: run.calibrate(objectives="f1"), "objectives"),
         (lambda run: run.evaluate(threshold=3), "threshold"),
+        (lambda run: run.calibrate(objective="f2"), "^objective f2: "),
+        (lambda run: run.export("a.onnx", precision="int8"), "^precision int8.* pass verify "),
+        (lambda run: run.load(plugin=["patches"], class_names="names"), "^class_names names: "),
+        (lambda run: run.load(plugin=["patches"], classes="a,b"), "^classes: "),
         (lambda run: run.load(plugin=["patches"]).heat_maps([]), "heat_maps"),
         (lambda run: run.load(plugin=["patches"]).heat_maps(DOT, ["ten"]), "classes.*ten"),
         (lambda run: mldec.Run("nowhere"), "nowhere"),
     ],
 )
 def test_errors_are_user_errors_with_a_name(work, named, run, here):
+    Path("names").write_text("a\n\n")
     with pytest.raises(mldec.UserError, match=named):
         work(run)
     assert not Path("outputs").exists() or not list(Path("outputs").glob("*/checkpoints"))

@@ -78,11 +78,13 @@ class Results:
         self._rows = Path(self.name + PROGRESS, ROWS)
         self._numbers: Iterator[int] = count()  # of the next rows
 
+        # The record is written before the first row.
         content = read_if_exists(self._path)
         if content is None and self._rows.exists():
             raise ConfigError(f"{self._rows} exists and was not written by this command; move it")
         if overwrite:
             self._rows.unlink(missing_ok=True)
+            # None permits later commands to replace these files, if this one is killed.
             existing = [path for path in targets.values() if Path(path).exists()]
             self._save(Record(made_with=made_with, files=dict.fromkeys(existing)))
             return
@@ -103,6 +105,7 @@ class Results:
                     f"{json.dumps(now)[:100]}; name another file, or pass --overwrite"
                 )
         for path in self._targets.values():
+            # "" differs from all hashes: the file is not in the record.
             known = self.record.files.get(path, "")
             if Path(path).exists() and known not in (None, sha256_of(Path(path))):
                 raise ConfigError(
@@ -129,16 +132,19 @@ class Results:
         Rows of an incomplete batch are removed, because a batch of another size may change the last
         digit of a score.
         """
+        # Without its rows, a result cannot be retried: all images are predicted again.
         if not self._rows.exists():
             self._save(replace(self.record, images=None, retry=0))
         with self._database() as rows:
             rows.execute(f"CREATE TABLE IF NOT EXISTS rows ({COLUMNS})")
             [(self.images,)] = rows.execute("SELECT count(*) FROM rows")
+            # The record has the number of images once there was a row for each of them.
             has_all = self.images == self.record.images
             if not has_all:
                 self.images -= self.images % batch
                 rows.execute("DELETE FROM rows WHERE number >= ?", (self.images,))
 
+        # The images must be those of the rows. Collect the images to retry.
         again = []
         for number, line in enumerate(self.lines()):
             item = next(items, None)
