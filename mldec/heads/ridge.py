@@ -471,10 +471,7 @@ def kernel_of(products: Tensor, *, rbf: bool) -> tuple[Tensor, Tensor]:
 def best(solver: Solver, targets: Tensor, known: Tensor) -> tuple[float, float, Tensor]:
     """Return the alpha with the lowest leave-one-out error, the error, and predictions [N, K].
 
-    Args:
-        solver: Solver for N images.
-        targets: Labels [N, K] in [0, 1].
-        known: Whether a label is known, bool [N, K].
+    Targets are [N, K] in [0, 1], of which `known` ones, bool [N, K], count.
     """
     solutions = []
     for alpha, left_out in solver.left_out(targets, ALPHAS):

@@ -5,7 +5,7 @@ resuming are the same as for heads that are trained by gradient descent.
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -44,13 +44,8 @@ FEW_POSITIVES = 20  # classes with fewer positives have uncertain leave-one-out 
 def check_settings(config: Config, parts: build.Parts, typed: Sequence[str]) -> None:
     """Validate the settings of a head that is fitted in closed form. Other heads are not checked.
 
-    Args:
-        config: Config of the run.
-        parts: Parts of the run.
-        typed: Settings that the user has typed, as key=value.
-
-    Raises:
-        ConfigError: If the user has typed a setting without effect, or the features are not cached.
+    Raises ConfigError if the features are not cached, or if a setting has no effect that the user
+    has typed as key=value.
     """
     if not build.is_fitted(parts):
         return
@@ -90,7 +85,6 @@ class HeadFit:
         self.pieces = config.train.pieces
         self.skipped = 0
         self.average: nn.Module | None = None
-        self.lr = 0.0
 
     def fit(self, split: Split) -> tuple[np.ndarray, np.ndarray, list[str]]:
         """Fit the head to the training images.
@@ -166,9 +160,7 @@ class HeadFit:
 def uncertain_classes(labels: np.ndarray, names: Sequence[str]) -> list[str]:
     """Return warnings about classes that cannot be learned or evaluated reliably.
 
-    Args:
-        labels: Labels [N, K]: 1, 0 or -1 (unknown).
-        names: Names of the K classes.
+    Labels are [N, K] of 1, 0 or -1 (unknown).
     """
     # A class with only positives or only negatives has the same score for all images. The
     # leave-one-out metrics of a class with few positives depend on a few images.
@@ -202,25 +194,21 @@ def calibrate(left_out: np.ndarray, split: Split, config: Config) -> Calibration
     readable = np.isfinite(left_out).all(1)
     if not (labels[readable] == 1).any():
         return None
-    slopes = [1.0]
-    offsets = [0.0]
-    thresholds: list[float] = []
-    exclusive = split.classes.exclusive
-    if not exclusive:
-        choice = Choice(Objective("f1", "f1", ()), "class", MIN_POSITIVES)
-        fitted = fit(left_out, labels, readable, choice)
-        slopes = fitted.slopes.tolist()
-        offsets = fitted.offsets.tolist()
-        thresholds = fitted.thresholds.tolist()
-    return Calibration(
+    calibration = Calibration(
         weights="raw",
-        objective=None if exclusive else "f1",
-        scope=None if exclusive else "class",
-        thresholds=tuple(thresholds),
-        slopes=tuple(slopes),
-        offsets=tuple(offsets),
         images=int(readable.sum()),
         data=to_dict(config)["data"],
         fingerprint=fingerprint(split),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    if split.classes.exclusive:
+        return calibration
+    choice = Choice(Objective("f1", "f1", ()), "class", MIN_POSITIVES)
+    fitted = fit(left_out, labels, readable, choice)
+    return replace(
+        calibration,
+        objective=choice.objective.text,
+        scope=choice.scope,
+        thresholds=tuple(fitted.thresholds.tolist()),
+        slopes=tuple(fitted.slopes.tolist()),
+        offsets=tuple(fitted.offsets.tolist()),
     )

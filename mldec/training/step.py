@@ -19,15 +19,8 @@ from mldec.losses.base import as_loss
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision, autocast, memory_format, to_device
+from mldec.training import optim
 from mldec.training.ema import ModelEma
-from mldec.training.optim import (
-    build_optimizer,
-    build_schedule,
-    fast_forward,
-    freeze,
-    load_state,
-    step_if,
-)
 from mldec.training.sync_batchnorm import synchronize
 
 log = logging.getLogger("mldec")
@@ -110,10 +103,10 @@ class Learner:
         self.word_vectors = None if word_vectors is None else word_vectors.to(device)
 
         # Freeze first, because the optimizer and the moving average depend on it.
-        self.frozen_norms = freeze(model, train)
+        self.frozen_norms = optim.freeze(model, train)
         grouping = {**vars(config.optim), "decay": config.optim.decay.value}
-        self.optimizer = build_optimizer(model, loss=self.loss, **grouping)
-        self.schedule = build_schedule(
+        self.optimizer = optim.build_optimizer(model, loss=self.loss, **grouping)
+        self.schedule = optim.build_schedule(
             self.optimizer, config.schedule, lr=config.optim.lr, steps=steps, epochs=train.epochs
         )
         self.precision = train.precision.for_device(device)
@@ -216,7 +209,7 @@ class Learner:
             self.all_finite &= without_fault
 
         # 3. Update the weights, unless this step is not finite or an earlier step had a fault.
-        step_if(finite & self.all_finite, self.optimizer)
+        optim.step_if(finite & self.all_finite, self.optimizer)
         if skip:
             restore_unless(without_fault, self.model.buffers(), buffers_before)
         self.scaler.update()
@@ -377,9 +370,9 @@ class Learner:
         self.step = saved.step
         with naming_errors(path, remedy=f"start a new run with init={path}"):
             self.loss.load_state_dict(saved.loss)
-            load_state(self.optimizer, saved.optimizer)
+            optim.load_state(self.optimizer, saved.optimizer)
             if self.step < self.steps:
-                fast_forward(self.schedule, self.step)
+                optim.fast_forward(self.schedule, self.step)
 
             # A run that started in fp32 (auto on a CPU) has no scaler state.
             if saved.scaler:

@@ -32,14 +32,7 @@ from mldec.runtime.console import keep_output_clean, progress_bar
 from mldec.runtime.signals import StopRequest, listening
 from mldec.tools.heat_maps import Font, fonts, missing_glyphs
 from mldec.tools.predict import formats, results, xmp
-from mldec.tools.predict.answers import (
-    Pictures,
-    Predictor,
-    Row,
-    Rule,
-    chosen_rule,
-    counted,
-)
+from mldec.tools.predict.answers import Pictures, Predictor, Row, Rule, chosen_rule, counted
 from mldec.tools.predict.decode import Item
 from mldec.tools.predict.engine import Engine, TorchEngine, open_engine
 from mldec.tools.predict.inputs import Inputs
