@@ -51,7 +51,6 @@ from mldec.tools.predict.engine import TorchEngine
 from mldec.tools.predict.inputs import Inputs
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-CLASSES = "classes"  # dynamic axis of the word vectors
 CALIBRATION_IMAGES = 128  # for int8
 MAX_BATCH = 8
 
@@ -135,7 +134,7 @@ class Program(nn.Module):
         if isinstance(self.resize, Resize):
             image_axes |= {2: "height", 3: "width"}
         if self.takes_word_vectors:
-            return [image_axes, {0: CLASSES}]
+            return [image_axes, {0: "classes"}]
         return [image_axes]
 
 
@@ -153,8 +152,7 @@ class Resize(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Map images uint8 [B, 3, H, W] of any size to uint8 [B, 3, S, S]."""
         size = self.transform.image_size
-        height: Any = size
-        width: Any = size
+        height = width = size
         if self.transform.crop is not None:
             # Multiply before dividing, like `EvalTransform`. A rounded scale may reduce the size.
             shortest = torch.sym_min(*images.shape[2:])
@@ -393,9 +391,7 @@ def compare(
 def check_difference(found: Tensor, expected: Tensor, metadata: Metadata, source: str) -> float:
     """Return the largest difference of probabilities. Raises CheckpointError above the limit."""
     difference = (found - expected).abs().max().item()
-    limit = MAX_DIFFERENCE
-    if metadata.resizes:
-        limit = MAX_RESIZE_DIFFERENCE
+    limit = MAX_RESIZE_DIFFERENCE if metadata.resizes else MAX_DIFFERENCE
     if not math.isfinite(difference) or (metadata.precision == "fp32" and difference > limit):
         raise CheckpointError(
             f"{source}: probabilities of file and checkpoint differ by {difference:.1e} (limit "
