@@ -109,7 +109,7 @@ class Solver:
         left_out = [torch.empty_like(targets) for _ in alphas]
         for rows, groups in self._blocks():
             inputs = self.inputs(rows)
-            # In the eigenbasis, the hat matrix is a product with a diagonal matrix for every alpha.
+            # The eigenbasis makes the hat matrix of every alpha a product with a diagonal matrix.
             rotated = inputs
             if self.rotation is not None and (groups or not has_shares):
                 rotated = inputs @ self.rotation.to(inputs.dtype)

@@ -355,8 +355,8 @@ class RidgeHead(nn.Module):
                 weight = weight / scale.sqrt()
                 bias = targets.mean(0) - means @ weight
 
-        # 4. Without a kernel, the weights are those of the features. A linear kernel was divided by
-        # its scale, see `kernel_of`.
+        # 4. Convert the coefficients of a linear kernel to weights of the features. The kernel was
+        # divided by its scale, see `kernel_of`.
         if is_kernel:
             return coefficients, coefficients, bias, left_out
         if is_dual:
@@ -389,8 +389,8 @@ class RidgeHead(nn.Module):
             solver = dual(kernel.float(), members)
             return best(solver, targets[some].float(), known[some])[1]
 
-        # A backbone may lack some blocks, which makes recipes equal. Recipes with more blocks are
-        # last, so the last one with about the lowest error is selected.
+        # A backbone may lack some blocks, which makes recipes equal. Recipes are ordered by size, so
+        # `last` is the largest recipe with about the lowest error.
         recipes: list[Recipe] = []
         for recipe in RECIPES:
             present = {name: kind for name, kind in recipe.items() if name in self.blocks}

@@ -132,7 +132,7 @@ class Results:
         Rows of an incomplete batch are removed, because a batch of another size may change the last
         digit of a score.
         """
-        # Without its rows, a result cannot be retried: all images are predicted again.
+        # A result whose rows are missing starts again: all images are predicted.
         if not self._rows.exists():
             self._save(replace(self.record, images=None, retry=0))
         with self._database() as rows:
@@ -144,7 +144,7 @@ class Results:
                 self.images -= self.images % batch
                 rows.execute("DELETE FROM rows WHERE number >= ?", (self.images,))
 
-        # The images must be those of the rows. Collect the images to retry.
+        # Compare the images with their rows, and collect the images to retry.
         again = []
         for number, line in enumerate(self.lines()):
             item = next(items, None)
