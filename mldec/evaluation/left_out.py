@@ -140,13 +140,11 @@ class TrainingImages:
 def _stored(loaded: Loaded) -> Iterator[Mapping[str, np.ndarray]]:
     """Open the file of the fit of a checkpoint; yield {} if there is none."""
     folder = folder_of_run(loaded.path)
-    if folder is None or not loaded.model.is_fitted or loaded.model.views is not None:
+    is_plain = loaded.model.is_fitted and loaded.model.views is None
+    if folder is None or not is_plain or not (folder / LEFT_OUT).is_file():
         yield {}
         return
     path = folder / LEFT_OUT
-    if not path.is_file():
-        yield {}
-        return
     with naming_errors(path, remedy=RESTORE), np.load(path, allow_pickle=False) as stored:
         # The file may belong to an earlier run in this folder.
         is_same = str(stored["head"]) == network_hash(loaded.model.head)

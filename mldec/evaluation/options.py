@@ -91,12 +91,9 @@ def option(
 ) -> Any:
     """Return the field of an option, for the command line and for Python.
 
-    Args:
-        text: Description in --help.
-        check: Converts a value, unless it is None. Raises ValueError or TypeError.
-        default: The default.
-        choices: The valid texts, which replace `check`.
-        argument: Other arguments of argparse's `add_argument`, such as metavar.
+    `text` is the description in --help. `check` converts a value, unless it is None, and raises
+    ValueError or TypeError. The valid texts in `choices` replace it. `argument` are other arguments
+    of argparse's `add_argument`, such as metavar.
     """
     argument["help"] = text
     if choices:

@@ -389,7 +389,7 @@ class RidgeHead(nn.Module):
             solver = dual(kernel.float(), members)
             return best(solver, targets[some].float(), known[some])[1]
 
-        # A backbone may lack some blocks, which makes recipes equal. Recipes are ordered by size, so
+        # A backbone may lack some blocks, which makes recipes equal. They are ordered by size, so
         # `last` is the largest recipe with about the lowest error.
         recipes: list[Recipe] = []
         for recipe in RECIPES:

@@ -338,9 +338,8 @@ def compare(
 ) -> str:
     """Compare an exported file with its checkpoint on images. Returns a summary of one line.
 
-    The checkpoint predicts on a CPU, as `mldec predict` does there.
-    `source` describes the images, of which all or none have labels. A difference above the limit
-    of the precision raises CheckpointError.
+    The checkpoint predicts on a CPU, as `mldec predict` does there. `source` describes the images,
+    of which all or none have labels. A difference above a limit raises CheckpointError.
     """
     engine = TorchEngine(loaded)
     limits = None if metadata.thresholds is None else as_limits(metadata.thresholds)

@@ -87,18 +87,11 @@ class HeadFit:
         self.average: nn.Module | None = None
 
     def fit(self, split: Split) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        """Fit the head to the training images.
+        """Fit the head to a split with cached features, see `frozen_features.with_tokens`.
 
-        Args:
-            split: Training split with cached features, see `frozen_features.with_tokens`.
-
-        Returns:
-            The leave-one-out logits float32 [N, K], which are NaN for unreadable images, the
-            indices of the readable images in the order of the fit, and a message per unreadable
-            image.
-
-        Raises:
-            DataError: If no image is readable.
+        Returns the leave-one-out logits float32 [N, K], which are NaN for unreadable images, the
+        indices of the readable images in the order of the fit, and a message per unreadable image.
+        Raises DataError if no image is readable.
         """
         dataset = split.dataset
         rows = []
@@ -185,10 +178,8 @@ def calibrate(left_out: np.ndarray, split: Split, config: Config) -> Calibration
     """Fit thresholds for F1 to leave-one-out logits [N, K], as `mldec calibrate` does.
 
     The model needs no further calibration images, because these logits are not optimistic.
-    Single-label models have no thresholds, and their logits are calibrated by the head.
-
-    Returns:
-        The calibration, or None if no image has a positive label.
+    Single-label models have no thresholds, and their logits are calibrated by the head. Returns
+    None if no image has a positive label.
     """
     labels = HeadFit.labels(split)
     readable = np.isfinite(left_out).all(1)

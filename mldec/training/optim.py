@@ -56,10 +56,8 @@ def check_trainable(config: Config) -> None:
 def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
     """Freeze parts of a model in place, and return the batch norms to keep in evaluation mode.
 
-    Frozen batch norms compute the same as Query2Label's FrozenBatchNorm2d.
-
-    Raises:
-        ConfigError: For unknown names, or if all parameters are frozen.
+    Frozen batch norms compute the same as Query2Label's FrozenBatchNorm2d. Raises ConfigError for
+    unknown names, or if all parameters are frozen.
     """
     # A misspelled name would leave a part trainable without notice.
     _check_names(model, train.freeze)

@@ -256,11 +256,7 @@ class Learner:
             )
 
     def _backward(self, micro_batches: list[Batch], images_in_step: int) -> tuple[Tensor, Tensor]:
-        """Compute the gradients, and clip them.
-
-        Returns:
-            The loss of this rank, and whether all gradients are finite.
-        """
+        """Compute and clip the gradients. Returns the loss of this rank, and if all are finite."""
         # Random numbers depend on seed, step and rank only, so checkpoints need no generator state.
         torch.manual_seed(sample_seed(self.config.seed, self.step, distributed.rank()))
         self.loss.progress = self.step / self.steps
@@ -398,12 +394,9 @@ def flatten(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def restore_unless(condition: Tensor, tensors: Iterable[Tensor], before: list[Tensor]) -> None:
-    """Set tensors to their earlier values unless a condition is True, without a host sync.
+    """Set tensors in place to their earlier values unless a condition is True, without a host sync.
 
-    Args:
-        condition: Bool [] on the device.
-        tensors: The tensors, changed in place.
-        before: Result of `flatten` for the same tensors.
+    The condition is a bool [] on the device, and `before` the result of `flatten` for the tensors.
     """
     tensors = list(tensors)
     for now, earlier in zip(flatten(tensors), before, strict=True):

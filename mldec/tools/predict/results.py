@@ -61,10 +61,8 @@ class Results:
     """The result files of a command, their record and their rows.
 
     Only one process may use them at a time, see `locked`. Files that are not in the record are
-    never replaced, except with `overwrite`, which also starts again.
-
-    Raises:
-        ConfigError: If the settings have changed, or a file is not in the record.
+    never replaced, except with `overwrite`, which also starts again. Raises ConfigError if the
+    settings have changed, or a file is not in the record.
     """
 
     def __init__(
