@@ -192,7 +192,7 @@ class MLDecoder(nn.Module):
         tokens = as_tokens(tokens, self.embed.in_features)
         if self.word_dim is None:
             reject_word_vectors(word_vectors, self)
-            queries = self.queries  # [G, D]
+            queries: Tensor = self.queries  # [G, D]
         else:
             word_vectors = check_word_vectors(word_vectors, self.word_dim)
             queries = F.relu(self.word_proj(word_vectors.to(self.pool_bias.dtype)))

@@ -152,7 +152,8 @@ class Resize(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Map images uint8 [B, 3, H, W] of any size to uint8 [B, 3, S, S]."""
         size = self.transform.image_size
-        height = width = size
+        height: Any = size
+        width: Any = size
         if self.transform.crop is not None:
             # Multiply before dividing, like `EvalTransform`. A rounded scale may reduce the size.
             shortest = torch.sym_min(*images.shape[2:])
