@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn, stack
 
-from mldec import build, cli
+from mldec import build
 from mldec.config.compose import compose, flat, override
 from mldec.config.schema import Config
 from mldec.data.columns import Rules
@@ -25,6 +25,7 @@ from mldec.data.types import Annotations
 from mldec.errors import ConfigError, DataError, Stopped, suggest
 from mldec.evaluate import EvaluateOptions, evaluate
 from mldec.evaluate import parser as evaluate_parser
+from mldec.evaluation.options import naming_keywords
 from mldec.files.atomic import replacing
 from mldec.files.run_folder import LOG_FILE, find_checkpoint, read_facts, read_log, set_aside
 from mldec.files.tables import SUFFIXES, with_index
@@ -304,8 +305,7 @@ class Run:
     @property
     def ended(self) -> str | None:
         """Reason for the end of the training, or None if it can continue."""
-        facts = read_facts(self.folder)
-        return None if facts is None else facts.ended
+        return getattr(read_facts(self.folder), "ended", None)
 
     @property
     def history(self) -> Any:
@@ -368,16 +368,16 @@ class Run:
     ) -> Any:
         """Call the function of a command. `kind` is the class of its options."""
         data = options.pop("data", None)
-        if data is not None and "in_memory" not in kind.__dataclass_fields__:
-            raise ConfigError("data: this method does not use it; remove it")
         if data is not None:
+            if "in_memory" not in kind.__dataclass_fields__:
+                raise ConfigError("data: this method does not use it; remove it")
             if not is_dataset(data):
                 message = "it is not a data set in memory; pass settings as overrides"
                 raise ConfigError(f"data: {message}")
             fixed["in_memory"] = data
-        with console_output(verbose=options.pop("verbose", True)):
+        names = {action.dest for action in parser._actions}
+        with console_output(verbose=options.pop("verbose", True)), naming_keywords(kind):
             to_console()
-            names = cli.field_names(parser)
             return work(kind.from_keywords(options, names, checkpoint=str(self.folder), **fixed))
 
     def __repr__(self) -> str:
@@ -505,6 +505,7 @@ class Model:
             features.append(_one_error(row).features)
         return stack(features)
 
+    @naming_keywords(ScoringOptions)
     def _rows(self, photos: Any, options: ScoringOptions, *, features: bool = False) -> Rows:
         rule = chosen_rule(
             self._engine, content="top", top=options.top, threshold=options.threshold
@@ -535,6 +536,7 @@ class Model:
         )
 
 
+@naming_keywords(ScoringOptions)
 def load(
     path: str | Path, *, batch_size: int | None = None, workers: int = 0, **options: Any
 ) -> Model:

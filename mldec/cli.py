@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import mldec
 from mldec.errors import ConfigError, OptionError, one_line, print_error, suggest
 from mldec.evaluation import options
-from mldec.evaluation.options import ModelOptions, Options
+from mldec.evaluation.options import ModelOptions, Options, option_of
 from mldec.files.run_folder import check_source
 from mldec.runtime.console import to_console
 
@@ -61,17 +61,6 @@ def checked(check: Callable[..., Any]) -> Callable[..., Any]:
 
 whole = checked(options.whole)
 positive = checked(options.positive)
-
-
-def option_of(name: str) -> str:
-    """Return the option of a field, such as --batch-size for batch_size."""
-    return f"--{name.replace('_', '-')}"
-
-
-def field_names(arguments: argparse.ArgumentParser) -> set[str]:
-    """Return the names of the options of a command as keywords, such as batch_size."""
-    names = arguments._option_string_actions
-    return {name[2:].replace("-", "_") for name in names if name.startswith("--")}
 
 
 def add_options(

@@ -85,7 +85,14 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any] | None:
 
     loaded = load_checkpoint(options)
     if options.write_classes:
-        write_class_names(options.write_classes, loaded.classes.names, options.checkpoint)
+        names = loaded.classes.names
+        if not names:
+            fault = f"{options.checkpoint} has no class names"
+            raise CheckpointError(f"--write-classes: {fault}; leave it out")
+        write_result(options.write_classes, "".join(f"{name}\n" for name in names))
+        if options.write_classes != STANDARD_OUTPUT:
+            count = f"{len(names):,} class names of {options.checkpoint}"
+            say(f"wrote {count} to {options.write_classes}")
         return None
 
     setup = open_for_evaluation(loaded, options)
@@ -122,15 +129,6 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any] | None:
         if not distributed.is_main():
             return None
         return print_results(results, loaded.weights, options, names)
-
-
-def write_class_names(out: str, names: tuple[str, ...], checkpoint: str) -> None:
-    """Write the class names of a checkpoint to a file or standard output."""
-    if not names:
-        raise CheckpointError(f"--write-classes: {checkpoint} has no class names; leave it out")
-    write_result(out, "".join(f"{name}\n" for name in names))
-    if out != STANDARD_OUTPUT:
-        say(f"wrote {len(names):,} class names of {checkpoint} to {out}")
 
 
 def print_results(

@@ -60,11 +60,8 @@ def run(
 ) -> None:
     """Validate the config, lock the folder of the run, and train.
 
-    Args:
-        config: Config of the run.
-        directory: Folder of the run.
-        in_memory: Data that the reader gets from Python, see `build.data`.
-        typed: Settings that the user typed, as key=value.
+    `in_memory` is data that the reader gets from Python, see `build.data`. `typed` are the settings
+    that the user typed, as key=value.
     """
     started = time.monotonic()
     import torch

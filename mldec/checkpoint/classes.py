@@ -142,7 +142,6 @@ def scoring(
     """Return a model with calibrated logits in the order of the data's classes.
 
     The logits of a zero-shot model have the order of its word vectors, and are not reordered.
-
     `trained` are the classes of the checkpoint and `current` the classes of the data. Raises
     CheckpointError if the model cannot score the classes of the data. `path` is for messages.
     """

@@ -311,10 +311,7 @@ def _initialize_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
 
     with naming_errors(path):
         tensors, _ = checkpoint.weights(None)
-        head_tensors = {}
-        for name, tensor in tensors.items():
-            if name.startswith(HEAD):
-                head_tensors[name.removeprefix(HEAD)] = tensor
+        head_tensors = _inside(tensors, HEAD)
 
         # Only the tensors with rows per class may have another shape.
         match = _match_tensors(model.head, head_tensors)
@@ -331,13 +328,8 @@ def _initialize_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     state = model.head.state_dict()
     tensors = tensors | {HEAD + name: state[name] for name in class_tensors}
     report = _copy_fitting(model, tensors, path)
-    carried = []
-    new = []
-    for number, name in enumerate(names):
-        if number in taken:
-            carried.append(name)
-        else:
-            new.append(name)
+    carried = [name for number, name in enumerate(names) if number in taken]
+    new = [name for number, name in enumerate(names) if number not in taken]
     report += f"; {len(carried)} classes initialized by name ({format_list(carried, 100)})"
     if new:
         report += f"; {len(new)} new classes ({format_list(new, 100)})"
@@ -410,16 +402,21 @@ def _match_tensors(
     )
 
 
+def _inside(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors of a part, without its prefix."""
+    own = {}
+    for name, tensor in tensors.items():
+        if name.startswith(prefix):
+            own[name.removeprefix(prefix)] = tensor
+    return own
+
+
 def allocate(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Prepare buffers whose shapes depend on the training data for the tensors of a file."""
     for part, module in model.named_children():
         prepare = getattr(module, "allocate", None)
         if prepare is not None:
-            own = {}
-            for name, tensor in tensors.items():
-                if name.startswith(f"{part}."):
-                    own[name.removeprefix(f"{part}.")] = tensor
-            prepare(own)
+            prepare(_inside(tensors, f"{part}."))
 
 
 def load_strict(

@@ -30,14 +30,7 @@ from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
 from mldec.heads.query2label import OFFICIAL_NAMES as QUERY2LABEL
 from mldec.heads.ram import OFFICIAL_NAMES as RAM
 from mldec.heads.ram import REWEIGHT_SCALE
-from mldec.names import (
-    COCO_NAMES,
-    VOC,
-    disambiguate,
-    format_list,
-    numbered_names,
-    without_quotes,
-)
+from mldec.names import COCO_NAMES, VOC, disambiguate, format_list, numbered_names, without_quotes
 
 log = logging.getLogger("mldec")
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,16 @@ class Calibration:
     """
 
     weights: str  # "ema" or "raw": the calibrated set of weights
-    objective: str | None  # such as "f1"; None without thresholds or with thresholds from a file
-    scope: str | None  # "class" or "global"; None without thresholds
+    objective: str | None = None  # such as "f1"; None without or with thresholds from a file
+    scope: str | None = None  # "class" or "global"; None without thresholds
     # Values in [0, 1]: K in the order of the classes, one for all classes, or none (single-label).
-    thresholds: tuple[float, ...]
-    slopes: tuple[float, ...]  # K, or one for all classes, such as 1 / temperature
-    offsets: tuple[float, ...]  # K, or one for all classes
-    images: int  # number of calibration images; 0 for thresholds from a file
-    data: dict[str, Any]  # data node of the calibration images
-    fingerprint: Fingerprint | None  # of the calibration images and labels; None for a file
-    date: str  # ISO 8601
+    thresholds: tuple[float, ...] = ()
+    slopes: tuple[float, ...] = (1.0,)  # K, or one for all classes, such as 1 / temperature
+    offsets: tuple[float, ...] = (0.0,)  # K, or one for all classes
+    images: int = 0  # number of calibration images; 0 for thresholds from a file
+    data: dict[str, Any] = field(default_factory=dict)  # data node of the calibration images
+    fingerprint: Fingerprint | None = None  # of the calibration images and labels
+    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     error: float | None = None  # out-of-fold calibration error in percent; None if not measured
     # Out-of-fold metrics in percent at the thresholds; empty for a file and in older checkpoints.
     metrics: dict[str, float] = field(default_factory=dict)
@@ -58,6 +59,11 @@ class Calibration:
         slopes = to_tensor(self.slopes, logits.dtype, logits.device)
         offsets = to_tensor(self.offsets, logits.dtype, logits.device)
         return logits * slopes + offsets
+
+    def per_class(self, num_classes: int) -> list[float]:
+        """Return the thresholds of all classes, with one for all classes repeated."""
+        repeats = num_classes if len(self.thresholds) == 1 else 1
+        return list(self.thresholds) * repeats
 
     def thresholds_of(self, trained: Sequence[str], names: Sequence[str]) -> list[float]:
         """Return the thresholds of `names`; `trained` are all classes in the checkpoint's order."""

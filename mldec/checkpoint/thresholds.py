@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +32,8 @@ def with_thresholds(
         )
 
     # A table may have a few classes only, so start with the thresholds of the checkpoint.
-    known: list[float] = []
-    if calibration:
-        known = calibration.thresholds_of(classes.names, classes.names)
-    # A calibration with the scope "global" has one threshold for all classes.
-    if len(known) == 1:
-        known = known * len(classes)
+    base = calibration or Calibration(weights=weights)
+    known = base.per_class(len(classes))
     if path.suffix.lower() in SUFFIXES:
         given = _by_name(path, classes)
     else:
@@ -57,18 +52,6 @@ def with_thresholds(
     # Scores are float32 and compared with >=, so the next larger float32 is used for >.
     above = np.nextafter(np.array(list(given.values()), np.float32), np.float32(2)).tolist()
     values = dict(zip(classes.names, known, strict=False)) | dict(zip(given, above, strict=True))
-    base = calibration or Calibration(
-        weights=weights,
-        objective=None,
-        scope=None,
-        thresholds=(),
-        slopes=(1.0,),
-        offsets=(0.0,),
-        images=0,
-        data={},
-        fingerprint=None,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
     thresholds = tuple(values[name] for name in classes.names)
     base = replace(base, objective=None, metrics={})  # of other thresholds
     return replace(base, thresholds=thresholds, scope="class", file=path.name)

@@ -10,7 +10,8 @@ training images that contribute most to it. It is never published.
 import logging
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -80,15 +81,10 @@ def write(
     logits: np.ndarray,
     fitted: np.ndarray,
 ) -> None:
-    """Write leave-one-out logits [N, K] to the folder of a run.
+    """Write leave-one-out logits [N, K], NaN for unreadable images, to the folder of a run.
 
-    Args:
-        folder: Folder of the run.
-        head: The fitted head. A hash of its state is stored to recognize it later.
-        images: N images. Checksums of a sample are stored to recognize them later.
-        names: Names of the images, see `image_names`.
-        logits: Logits, which are NaN for unreadable images.
-        fitted: Indices of the images in the order of the fit.
+    A hash of the head and checksums of a sample of the N images are stored to recognize both later.
+    For `names` see `image_names`. `fitted` are indices of the images in the order of the fit.
     """
     arrays: dict[str, Any] = {"names": names, "logits": logits, "head": network_hash(head)}
     checked = np.unique(np.linspace(0, len(images) - 1, NUM_CHECKED).astype(np.int64))
@@ -120,16 +116,9 @@ class TrainingImages:
     ) -> list[list[tuple[str, float]]]:
         """Return the training images that raise the logits of an image most.
 
-        Args:
-            head: The head, a `RidgeHead`.
-            tokens: Output of the backbone for one image, [1, 1, D].
-            classes: Indices of classes.
-            count: Maximum number of training images per class.
-            without: Name of a training image to omit, such as the image itself.
-
-        Returns:
-            For each class, names and contributions to the logit, which are above 0, in descending
-            order.
+        `tokens` [1, 1, D] are the output of the backbone for one image. Returns for each class at
+        most `count` names and contributions to the logit, which are above 0, in descending order.
+        The training image `without`, such as the image itself, is omitted.
         """
         coefficients = self.coefficients[:, list(classes)]
         [shares] = head.contributions(tokens, self.examples, coefficients).cpu()
@@ -147,20 +136,29 @@ class TrainingImages:
         return found
 
 
+@contextmanager
+def _stored(loaded: Loaded) -> Iterator[Mapping[str, np.ndarray]]:
+    """Open the file of the fit of a checkpoint; yield {} if there is none."""
+    folder = folder_of_run(loaded.path)
+    is_plain = loaded.model.is_fitted and loaded.model.views is None
+    if folder is None or not is_plain or not (folder / LEFT_OUT).is_file():
+        yield {}
+        return
+    path = folder / LEFT_OUT
+    with naming_errors(path, remedy=RESTORE), np.load(path, allow_pickle=False) as stored:
+        # The file may belong to an earlier run in this folder.
+        is_same = str(stored["head"]) == network_hash(loaded.model.head)
+        yield stored if is_same else {}
+
+
 def read_training_images(loaded: Loaded) -> TrainingImages | None:
     """Return the training images of a checkpoint in the folder of its run.
 
     Returns None if the head was not fitted in closed form to at most 5,000 images, if the model has
     several views, or if the file in the folder is missing, older or of another fit.
     """
-    folder = folder_of_run(loaded.path)
-    if folder is None or not loaded.model.is_fitted or loaded.model.views is not None:
-        return None
-    path = folder / LEFT_OUT
-    if not path.is_file():
-        return None
-    with naming_errors(path, remedy=RESTORE), np.load(path, allow_pickle=False) as stored:
-        if "examples" not in stored or str(stored["head"]) != network_hash(loaded.model.head):
+    with _stored(loaded) as stored:
+        if "examples" not in stored:
             return None
         names = list(map(os.fsdecode, stored["names"][stored["fitted"]].tolist()))
         arrays = [torch.from_numpy(stored[name]) for name in ("examples", "coefficients")]
@@ -192,21 +190,14 @@ def reuse_left_out(data: DataModule, loaded: Loaded, config: Config) -> DataModu
     closed form, or if the input transform or the head differs from the fit. Images in another
     folder may have the names of the training images, so the content of a sample is compared, too.
     """
-    folder = folder_of_run(loaded.path)
     dataset = data.val.dataset
-    if folder is None or not loaded.model.is_fitted or loaded.model.views is not None:
+    if not isinstance(dataset, StoredImages) or dataset.transform != loaded.transform:
         return None
-    path = folder / LEFT_OUT
-    same_input = getattr(dataset, "transform", None) == loaded.transform
-    if not path.is_file() or not isinstance(dataset, StoredImages) or not same_input:
-        return None
-
-    with naming_errors(path, remedy=RESTORE), np.load(path, allow_pickle=False) as stored:
-        # The file may belong to an earlier run in this folder.
-        if str(stored["head"]) != network_hash(loaded.model.head):
+    with _stored(loaded) as stored:
+        if "checked" not in stored:
             return None
         split = with_left_out(data.val, config, stored["names"], stored["logits"])
-        if split is None or "checked" not in stored:
+        if split is None:
             return None
         row_of = {name: row for row, name in enumerate(image_names(data.val, config).tolist())}
         # A few images of the run may not include a checked one.
@@ -214,5 +205,6 @@ def reuse_left_out(data: DataModule, loaded: Loaded, config: Config) -> DataModu
         for name, expected in zip(checked_names, stored["checksums"].tolist(), strict=True):
             if name in row_of and checksum(dataset, row_of[name]) != expected:
                 return None
+    path = Path(folder_of_run(loaded.path) or "", LEFT_OUT)
     log.info(f"{SOURCE} scores of {path} are used, because these images trained the head")
     return replace(data, load_val=lambda: split, loads_slowly=False)

@@ -266,12 +266,9 @@ def scorer(loaded: Loaded, data: DataModule, path: str, *, calibrated: bool = Tr
 
 def stored_thresholds(loaded: Loaded) -> list[float] | None:
     """Return the K thresholds of the checkpoint in [0, 1], or None if it has none."""
-    if loaded.calibration is None or not loaded.calibration.thresholds:
+    if loaded.calibration is None:
         return None
-    thresholds = list(loaded.calibration.thresholds)
-    if len(thresholds) == 1:
-        return thresholds * len(loaded.classes)
-    return thresholds
+    return loaded.calibration.per_class(len(loaded.classes)) or None
 
 
 def chosen_thresholds(data: DataModule, loaded: Loaded, options: EvalOptions) -> list[float] | None:

@@ -4,12 +4,14 @@ An option is checked when its dataclass is created, so that `mldec.load(top=0)` 
 the same error. This module does not import torch, because the command line needs it first.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Self
 
-from mldec.errors import ConfigError, OptionError, suggest
+from mldec.errors import ConfigError, OptionError, UserError, suggest
 from mldec.runtime.devices import MAX_IMAGE_SIZE, EngineName, Precision
 
 # Parts of --help.
@@ -89,12 +91,9 @@ def option(
 ) -> Any:
     """Return the field of an option, for the command line and for Python.
 
-    Args:
-        text: Description in --help.
-        check: Converts a value, unless it is None. Raises ValueError or TypeError.
-        default: The default.
-        choices: The valid texts, which replace `check`.
-        argument: Other arguments of argparse's `add_argument`, such as metavar.
+    `text` is the description in --help. `check` converts a value, unless it is None, and raises
+    ValueError or TypeError. The valid texts in `choices` replace it. `argument` are other arguments
+    of argparse's `add_argument`, such as metavar.
     """
     argument["help"] = text
     if choices:
@@ -155,6 +154,25 @@ class Options:
                 raise ConfigError(f"{name}: unknown option{suggest(name, sorted(names))}")
         given = {name: value for name, value in keywords.items() if value is not None}
         return cls(**given, **fixed)
+
+
+def option_of(name: str) -> str:
+    """Return the option of a field, such as --batch-size for batch_size."""
+    return f"--{name.replace('_', '-')}"
+
+
+@contextmanager
+def naming_keywords(kind: type[Options]) -> Iterator[None]:
+    """Name the options in messages for callers in Python: class_names instead of --class-names."""
+    try:
+        yield
+    except UserError as error:
+        message = str(error)
+        for name in kind.__dataclass_fields__:
+            # Another option may begin with the same letters.
+            message = re.sub(rf"{option_of(name)}(?![\w-])", name, message)
+        error.args = (message,)
+        raise
 
 
 @dataclass(frozen=True, kw_only=True)

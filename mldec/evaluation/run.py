@@ -22,17 +22,8 @@ from mldec.evaluation.output import Results
 from mldec.evaluators import Evaluator
 from mldec.evaluators.ranking import ranking_metrics
 from mldec.losses.base import Loss
-from mldec.runtime import distributed
+from mldec.runtime import devices, distributed
 from mldec.runtime.console import progress_bar
-from mldec.runtime.devices import (
-    PinnedCopies,
-    as_float64,
-    autocast,
-    memory_format,
-    pad_batch,
-    prefetch_one,
-    to_device,
-)
 from mldec.runtime.environment import explain_out_of_memory
 
 log = logging.getLogger("mldec")
@@ -117,7 +108,7 @@ def score(
     of the loader and the precision. `progress` wraps the batches, as `progress_bar` does.
     """
     train = config.train
-    order = memory_format(channels_last=train.channels_last)
+    order = devices.memory_format(channels_last=train.channels_last)
     half = train.precision.for_device(device).half
     options = {"fold": train.fold_batchnorms, "compiled": compiled}
     networks = []
@@ -148,8 +139,9 @@ def score(
             continue
 
         count = len(batch.images)
-        images = pad_batch(to_device(batch.images, device, memory_format=order), size)
-        with autocast(device, train.precision):
+        images = devices.to_device(batch.images, device, memory_format=order)
+        images = devices.pad_batch(images, size)
+        with devices.autocast(device, train.precision):
             logits = [model(images, word_vectors)[:count].float() for model in networks]
         yield batch, logits
 
@@ -172,14 +164,12 @@ def all_scores(
 
     bar = partial(progress_bar, desc=f"score {path}")
     with explain_out_of_memory(lambda: memory_advice(config, device)):
-        order = memory_format(channels_last=config.train.channels_last)
+        order = devices.memory_format(channels_last=config.train.channels_last)
         model.to(device).to(memory_format=order).eval()
         scored = score([model], data, config, device=device, progress=bar)
         # The device computes the next batch while the logits of this batch are copied.
-        prefetched = prefetch_one(
-            (batch, PinnedCopies(*own_logits)) for batch, own_logits in scored
-        )
-        for batch, copies in prefetched:
+        copied = ((batch, devices.PinnedCopies(*own_logits)) for batch, own_logits in scored)
+        for batch, copies in devices.prefetch_one(copied):
             bad += batch.bad
             if not len(batch.images):
                 continue
@@ -297,7 +287,7 @@ class MeanLoss:
     @torch.no_grad()
     def update(self, logits: list[Tensor], targets: Tensor) -> None:
         """Add a batch: logits float32 [b, K] of each model, and targets int8 [b, K]."""
-        targets = to_device(targets, self.sums[0].device)
+        targets = devices.to_device(targets, self.sums[0].device)
         try:
             losses = torch.stack([self.loss(each, targets) for each in logits]).float()
         except DataError:
@@ -309,7 +299,7 @@ class MeanLoss:
 
     def compute(self) -> list[float]:
         """Return the mean for each model; NaN if the loss does not support the labels."""
-        total = as_float64(torch.stack(self.sums)).sum(0)
+        total = devices.as_float64(torch.stack(self.sums)).sum(0)
         total = distributed.total(torch.cat([total, total.new_tensor([self.images])]))
         return (total[:-1] / total[-1]).tolist()
 

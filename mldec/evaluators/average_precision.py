@@ -128,8 +128,7 @@ class Predictions:
     def add(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Add a batch. This waits at most for the copies of the previous batch.
 
-        Returns:
-            Logits float32 [B, K] and targets int8 [B, K], both on the device of the logits.
+        Returns logits float32 [B, K] and targets int8 [B, K], both on the device of the logits.
         """
         logits = logits.float()
         targets = targets.to(torch.int8)

@@ -15,14 +15,9 @@ DEVIATION = 0.5  # prior standard deviation of a slope, relative to the common s
 def soft_targets(present: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the soft targets of Platt (1999), which follow from a uniform prior.
 
-    They give a finite slope to classes with few images and to separable classes.
-
-    Args:
-        present: Positive labels, bool [N] or [N, K].
-        absent: Negative labels, bool of the same shape.
-
-    Returns:
-        Targets [N] or [N, K] in (0, 1), and the log odds [] or [K] of the classes.
+    They give a finite slope to classes with few images and to separable classes. The masks of
+    positive and negative labels are [N] or [N, K]. Returns targets of the same shape in (0, 1), and
+    the log odds [] or [K] of the classes.
     """
     positives = present.sum(0)
     negatives = absent.sum(0)

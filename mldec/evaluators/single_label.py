@@ -88,7 +88,13 @@ class SingleLabelEvaluator:
             values[f"top{self.k}"] = within.double().mean()
         # Classes without images are 0 / 0, which nanmean ignores.
         values["class_accuracy"] = (self._hits.double() / self._counts).nanmean()
-        values["ECE"] = _calibration_error(right, confidence)
+
+        # An interval includes its upper bound, so subtract one fixed-point step. Float64 sums of
+        # integers are exact below 2**53.
+        bins = ((confidence * BINS - 1) // FIXED_POINT).clamp(0, BINS - 1)
+        gaps = (right * FIXED_POINT - confidence).double()
+        per_bin = torch.zeros(BINS, dtype=torch.float64).index_add(0, bins, gaps)
+        values["ECE"] = per_bin.abs().sum() / FIXED_POINT / len(right)
         return {name + self.suffix: 100 * value.item() for name, value in values.items()}
 
     def per_class(self) -> dict[str, list[float]]:
@@ -108,14 +114,3 @@ class SingleLabelEvaluator:
         labels = mistakes[order] // self.num_classes
         predictions = mistakes[order] % self.num_classes
         return list(zip(labels.tolist(), predictions.tolist(), counts[order].tolist(), strict=True))
-
-
-def _calibration_error(right: Tensor, confidence: Tensor) -> Tensor:
-    """Return the sum over the bins of |correct - confidence|, divided by the number of images."""
-    # Subtract one fixed-point step, because an interval includes its upper bound.
-    bins = ((confidence * BINS - 1) // FIXED_POINT).clamp(0, BINS - 1)
-
-    # Float64 sums of integers are exact below 2**53.
-    gaps = (right * FIXED_POINT - confidence).double()
-    per_bin = torch.zeros(BINS, dtype=torch.float64).index_add(0, bins, gaps)
-    return per_bin.abs().sum() / FIXED_POINT / len(right)

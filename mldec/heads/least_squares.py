@@ -94,8 +94,8 @@ class Solver:
         centered = targets - targets.mean(0)
         product = torch.zeros((), dtype=targets.dtype)
         for rows, _ in self._blocks():
-            part = self.inputs(rows)
-            product = product + (part.T @ centered[rows].to(part.dtype)).to(targets.dtype)
+            inputs = self.inputs(rows)
+            product = product + (inputs.T @ centered[rows].to(inputs.dtype)).to(targets.dtype)
         if self.rotation is None:
             return [product / (self.values + alpha)[:, None] for alpha in alphas]
         rotated = self.rotation.T @ product
@@ -105,26 +105,29 @@ class Solver:
         """Yield each alpha with the left-out predictions [N, K] for targets [N, K]."""
         weights = self.weights(targets, alphas)
         # 1 - H_ii does not depend on the targets, so it is computed once per alpha.
-        is_known = set(alphas) <= self.shares.keys()
+        has_shares = set(alphas) <= self.shares.keys()
         left_out = [torch.empty_like(targets) for _ in alphas]
         for rows, groups in self._blocks():
-            part = self.inputs(rows)
-            rotated = part
-            if self.rotation is not None and (groups or not is_known):
-                # One product gives the hat matrix of every alpha.
-                rotated = part @ self.rotation.to(part.dtype)
-            part = part.to(targets.dtype)
+            inputs = self.inputs(rows)
+            # The eigenbasis makes the hat matrix of every alpha a product with a diagonal matrix.
+            rotated = inputs
+            if self.rotation is not None and (groups or not has_shares):
+                rotated = inputs @ self.rotation.to(inputs.dtype)
+            inputs = inputs.to(targets.dtype)
             rotated = rotated.to(targets.dtype)
+
             for alpha, weight, result in zip(alphas, weights, left_out, strict=True):
+                # The in-sample residuals become left-out residuals, see the top of the module. The
+                # intercept adds 1 / N to each entry of the hat matrix.
+                residuals = targets[rows] - targets.mean(0) - inputs @ weight
                 inverse = 1 / (self.values + alpha)
-                residuals = targets[rows] - targets.mean(0) - part @ weight
-                # The intercept adds 1 / N to each entry of the hat matrix.
-                for group in groups:
-                    own = rotated[group]
-                    block = torch.eye(len(group), dtype=own.dtype) - (own * inverse) @ own.T
-                    residuals[group] = without_group(block - 1 / self.count, residuals[group])
-                if not groups:
-                    if not is_known:
+                if groups:
+                    for group in groups:
+                        own = rotated[group]
+                        block = torch.eye(len(group), dtype=own.dtype) - (own * inverse) @ own.T
+                        residuals[group] = without_group(block - 1 / self.count, residuals[group])
+                else:
+                    if not has_shares:
                         shares = self.shares.setdefault(alpha, torch.empty_like(targets[:, 0]))
                         shares[rows] = 1 - 1 / self.count - rotated.square() @ inverse
                     residuals /= self.shares[alpha][rows].clamp_min(SMALLEST)[:, None]
@@ -203,7 +206,7 @@ def masked(
     coefficients = torch.zeros_like(targets)
     bias = torch.zeros(targets.shape[1], dtype=targets.dtype)
 
-    residuals = torch.zeros_like(targets)
+    residuals = torch.zeros_like(targets)  # left-out ones
     patterns, pattern_of = torch.unique(known.T, dim=0, return_inverse=True)
     for number, pattern in enumerate(patterns):
         columns = (pattern_of == number).nonzero()[:, 0]
@@ -220,7 +223,10 @@ def masked(
         else:
             own = torch.cholesky_inverse(torch.linalg.cholesky(regularized[rows][:, rows]))
 
-        # Project onto the complement of the intercept: this is I - H, divided by alpha.
+        # `own` is the inverse of the regularized kernel of the images with a target. Project it
+        # onto the complement of the intercept, which gives (I - H) / alpha. Its product with the
+        # targets gives the coefficients, which are the in-sample residuals divided by alpha. The
+        # factor is the same in both, so it cancels in the left-out residuals.
         sums = own.sum(1)
         wanted = targets[rows][:, columns]
         bias[columns] = sums @ wanted / sums.sum()
@@ -231,10 +237,11 @@ def masked(
             left = fitted / own.diagonal().clamp_min(SMALLEST)[:, None]
             residuals[rows[:, None], columns] = left
             continue
-        place = torch.full((count,), -1)
-        place[rows] = torch.arange(len(rows))
+        # Groups have indices of all images, and `own` has only the rows of images with a target.
+        position = torch.full((count,), -1)
+        position[rows] = torch.arange(len(rows))
         for group in members:
-            inside = place[group][place[group] >= 0]
+            inside = position[group][position[group] >= 0]
             if len(inside):
                 left = without_group(own[inside][:, inside], fitted[inside])
                 residuals[rows[inside][:, None], columns] = left

@@ -190,21 +190,18 @@ class MLDecoder(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Compute logits [B, K]. With `attention`, also return attention weights [B, G, N]."""
         tokens = as_tokens(tokens, self.embed.in_features)
+        if self.word_dim is None:
+            reject_word_vectors(word_vectors, self)
+            queries: Tensor = self.queries  # [G, D]
+        else:
+            word_vectors = check_word_vectors(word_vectors, self.word_dim)
+            queries = F.relu(self.word_proj(word_vectors.to(self.pool_bias.dtype)))
         memory = F.relu(self.embed(tokens))
-        x, weights = self.layers(self._initial_queries(word_vectors), memory, attention=attention)
+        x, weights = self.layers(queries, memory, attention=attention)
         logits = self.pool(x)
         if weights is None:
             return logits
         return logits, weights
-
-    def _initial_queries(self, word_vectors: Tensor | None) -> Tensor:
-        """Return the queries [G, D] before the first layer."""
-        if self.word_dim is None:
-            reject_word_vectors(word_vectors, self)
-            return self.queries
-
-        word_vectors = check_word_vectors(word_vectors, self.word_dim)
-        return F.relu(self.word_proj(word_vectors.to(self.pool_bias.dtype)))
 
     def pool(self, x: Tensor) -> Tensor:
         """Apply group fully-connected pooling (paper section 2.3): [B, G, D] -> [B, K]."""

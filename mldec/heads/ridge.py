@@ -306,29 +306,33 @@ class RidgeHead(nn.Module):
         """
         width = self.support.shape[1]
         is_complete = bool(known.all())
-        fits_masks = known.numel() <= MAX_MASKED and len(rows) <= MAX_KERNEL
+        is_masked = not is_complete and known.numel() <= MAX_MASKED and len(rows) <= MAX_KERNEL
 
         def normalized(index: Tensor) -> Tensor:
             return self.normalize(rows[index])
 
-        # The primal form has a matrix [E, E], the dual form a matrix [N, N]. Use the smaller one,
-        # except for a kernel and for an exact fit with unknown labels, which need the dual form.
+        # 1. Decompose the problem once for all alphas. The primal form has a matrix [E, E], the
+        # dual form a matrix [N, N]. Use the smaller one, except for a kernel and for an exact fit
+        # with unknown labels, which need the dual form.
         means = scale = torch.zeros(())
         kernel = inputs = coefficients = torch.zeros(0)
-        is_dual = is_kernel or len(rows) <= width or (fits_masks and not is_complete)
+        is_dual = is_kernel or len(rows) <= width or is_masked
         if is_dual:
             inputs = torch.cat([normalized(index) for index in torch.arange(len(rows)).split(ROWS)])
             kernel, scale = kernel_of(inputs @ inputs.T, rbf=is_kernel)
             solver = dual(kernel, members)
         else:
             solver, means, scale = primal(normalized, len(rows), members)
+
+        # 2. Select alpha.
         alpha, error, left_out = best(solver, targets, known)
         self.summary = f"alpha {alpha:.3g}, left-out error {error:.3f}"
         if is_kernel:
             self.support = inputs.half()
             self.gamma = scale.float()
 
-        if not is_complete and fits_masks:
+        # 3. Compute the coefficients of the images, and in the primal form the weights.
+        if is_masked:
             self.summary += ", each class on its known labels"
             coefficients, bias, left_out = masked(kernel, targets, known, alpha, members)
         else:
@@ -350,7 +354,9 @@ class RidgeHead(nn.Module):
             else:
                 weight = weight / scale.sqrt()
                 bias = targets.mean(0) - means @ weight
-        # With a linear kernel, the coefficients of the images become weights of the features.
+
+        # 4. Convert the coefficients of a linear kernel to weights of the features. The kernel was
+        # divided by its scale, see `kernel_of`.
         if is_kernel:
             return coefficients, coefficients, bias, left_out
         if is_dual:
@@ -383,7 +389,8 @@ class RidgeHead(nn.Module):
             solver = dual(kernel.float(), members)
             return best(solver, targets[some].float(), known[some])[1]
 
-        # A backbone may lack some blocks, which makes recipes equal.
+        # A backbone may lack some blocks, which makes recipes equal. They are ordered by size, so
+        # `last` is the largest recipe with about the lowest error.
         recipes: list[Recipe] = []
         for recipe in RECIPES:
             present = {name: kind for name, kind in recipe.items() if name in self.blocks}
@@ -391,11 +398,10 @@ class RidgeHead(nn.Module):
                 recipes.append(present)
         only_kernel = self.kernel == "rbf"
         errors = [error_of(recipe, rbf=only_kernel) for recipe in recipes]
-        accepted = [n for n, error in enumerate(errors) if error <= (1 + TIE) * min(errors)]
-        chosen = recipes[accepted[-1]]
+        last = max(n for n, error in enumerate(errors) if error <= (1 + TIE) * min(errors))
         if self.kernel != "auto" or len(rows) > MAX_KERNEL:
-            return chosen, only_kernel
-        return chosen, error_of(chosen, rbf=True) < (1 - MARGIN) * errors[accepted[-1]]
+            return recipes[last], only_kernel
+        return recipes[last], error_of(recipes[last], rbf=True) < (1 - MARGIN) * errors[last]
 
 
 def has_series(inputs: Tensor, targets: Tensor, known: Tensor) -> bool:
@@ -411,7 +417,8 @@ def has_series(inputs: Tensor, targets: Tensor, known: Tensor) -> bool:
     if len(inputs) < 4 * SERIES:
         return False
 
-    # Images with rare combinations of labels (-1) are exchanged with each other.
+    # The kind of an image is the number of its combination of labels. All rare combinations have
+    # the kind -1. Images are exchanged within their kind.
     _, kind, counts = torch.unique(targets, dim=0, return_inverse=True, return_counts=True)
     kind[counts[kind] < SERIES] = -1
     order = torch.arange(len(inputs))
@@ -427,6 +434,7 @@ def has_series(inputs: Tensor, targets: Tensor, known: Tensor) -> bool:
     alpha, _, _ = best(solver, targets, known)
     explained = []
     for images in (order, shuffled):
+        # Only the groups differ, so that one eigendecomposition serves both predictions.
         solver.members = images.split(SERIES)
         _, left_out = next(solver.left_out(targets, [alpha]))
         explained.append(1 - relative_error(targets, known, left_out))
@@ -463,10 +471,7 @@ def kernel_of(products: Tensor, *, rbf: bool) -> tuple[Tensor, Tensor]:
 def best(solver: Solver, targets: Tensor, known: Tensor) -> tuple[float, float, Tensor]:
     """Return the alpha with the lowest leave-one-out error, the error, and predictions [N, K].
 
-    Args:
-        solver: Solver for N images.
-        targets: Labels [N, K] in [0, 1].
-        known: Whether a label is known, bool [N, K].
+    Targets are [N, K] in [0, 1], of which `known` ones, bool [N, K], count.
     """
     solutions = []
     for alpha, left_out in solver.left_out(targets, ALPHAS):

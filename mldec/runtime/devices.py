@@ -75,11 +75,7 @@ class Precision(Enum):
     bf16 = "bf16"
 
     def for_device(self, device: "torch.device") -> "Precision":
-        """Return the number format on a device, which is never `auto`.
-
-        `auto` selects bf16 on CUDA devices that support it (capability 8.0 and above), fp16 on
-        older CUDA devices, and fp32 elsewhere.
-        """
+        """Return the number format on a device, which is never `auto`."""
         if device.type != "cuda":
             return Precision.bf16 if self is Precision.bf16 else Precision.fp32
         if self is not Precision.auto:

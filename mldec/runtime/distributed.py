@@ -222,8 +222,7 @@ def broadcast(value: T) -> T:
 def on_main(job: Callable[[], T]) -> T:
     """Run a job on rank 0 only, and return its value on all ranks.
 
-    Raises:
-        UserError, OSError: On all ranks, if the job raises it. Only rank 0 prints it.
+    A UserError or OSError is raised on all ranks, and only rank 0 prints it.
     """
     if not dist.is_initialized():
         return job()

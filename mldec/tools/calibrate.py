@@ -10,7 +10,6 @@ import logging
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 from itertools import compress
 from pathlib import Path
@@ -293,7 +292,6 @@ def calibrate_on_images(
         images=len(scores.indices),
         data=to_dict(setup.config)["data"],
         fingerprint=fingerprint(setup.data.val),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
         error=outcome.cross_fitted["ECE"],
         metrics=outcome.cross_fitted,
         constant=constant,

@@ -51,7 +51,6 @@ from mldec.tools.predict.engine import TorchEngine
 from mldec.tools.predict.inputs import Inputs
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-CLASSES = "classes"  # dynamic axis of the word vectors
 CALIBRATION_IMAGES = 128  # for int8
 MAX_BATCH = 8
 
@@ -135,7 +134,7 @@ class Program(nn.Module):
         if isinstance(self.resize, Resize):
             image_axes |= {2: "height", 3: "width"}
         if self.takes_word_vectors:
-            return [image_axes, {0: CLASSES}]
+            return [image_axes, {0: "classes"}]
         return [image_axes]
 
 
@@ -340,9 +339,8 @@ def compare(
 ) -> str:
     """Compare an exported file with its checkpoint on images. Returns a summary of one line.
 
-    The checkpoint predicts on a CPU, as `mldec predict` does there.
-    `source` describes the images, of which all or none have labels. A difference above the limit
-    of the precision raises CheckpointError.
+    The checkpoint predicts on a CPU, as `mldec predict` does there. `source` describes the images,
+    of which all or none have labels. A difference above a limit raises CheckpointError.
     """
     engine = TorchEngine(loaded)
     limits = None if metadata.thresholds is None else as_limits(metadata.thresholds)
@@ -393,9 +391,7 @@ def compare(
 def check_difference(found: Tensor, expected: Tensor, metadata: Metadata, source: str) -> float:
     """Return the largest difference of probabilities. Raises CheckpointError above the limit."""
     difference = (found - expected).abs().max().item()
-    limit = MAX_DIFFERENCE
-    if metadata.resizes:
-        limit = MAX_RESIZE_DIFFERENCE
+    limit = MAX_RESIZE_DIFFERENCE if metadata.resizes else MAX_DIFFERENCE
     if not math.isfinite(difference) or (metadata.precision == "fp32" and difference > limit):
         raise CheckpointError(
             f"{source}: probabilities of file and checkpoint differ by {difference:.1e} (limit "

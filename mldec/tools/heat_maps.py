@@ -157,27 +157,12 @@ MAP_SIZE = 32  # pixels per side of a heat map
 BLUR = 0.6
 
 
-class _Maps(nn.Module):
-    """Maps images to the maps of a backbone, before they are pooled to blocks."""
+class _Call(nn.Module):
+    """A function as a module."""
 
-    def __init__(self, backbone: Any) -> None:
+    def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
-        self.backbone = backbone
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.backbone.maps(images)
-
-
-class _Pooled(nn.Module):
-    """Pools the maps of a backbone, and applies the head."""
-
-    def __init__(self, backbone: Any, head: nn.Module) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.head = head
-
-    def forward(self, maps: Tensor, word_vectors: Tensor | None = None) -> Tensor:
-        return self.head(self.backbone.pool(maps), word_vectors)
+        self.forward = function
 
 
 class Explainer:
@@ -193,8 +178,11 @@ class Explainer:
     ) -> None:
         device = next(model.parameters()).device
         if getattr(model.backbone, "block_sizes", None):
-            # Heat maps need the positions, which blocks of features do not have.
-            model = Classifier(_Maps(model.backbone), _Pooled(model.backbone, model.head))
+            # Blocks of features have no positions, so move the pooling into the head.
+            backbone: Any = model.backbone
+            head = model.head
+            pooled = _Call(lambda maps, word_vectors: head(backbone.pool(maps), word_vectors))
+            model = Classifier(_Call(backbone.maps), pooled)
         self.model = model
         self.word_vectors = None if word_vectors is None else word_vectors.to(device)
 

@@ -5,7 +5,7 @@ resuming are the same as for heads that are trained by gradient descent.
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,9 @@ from mldec.training.step import StepStats
 # experiment are ignored, so that `head=ridge` can be added to any experiment. A value that the user
 # has typed raises an error, because it has no effect.
 UNUSED: tuple[str, ...] = ("loss", "optim.", "schedule.", "mix.", "init.classes", "init.synonyms")
-UNUSED += ("data.sampler", "train.epochs", "train.min_steps", "train.stop_epoch", "train.patience")
-UNUSED += ("train.max_drop", "train.repeats", "train.ema_", "train.clip_grad", "train.compile")
-UNUSED += ("train.start_at_frequency", "train.random_queries")
+UNUSED += ("data.sampler", "data.repeat_threshold", "train.epochs", "train.min_steps")
+UNUSED += ("train.stop_epoch", "train.patience", "train.max_drop", "train.repeats", "train.ema_")
+UNUSED += ("train.clip_grad", "train.compile", "train.start_at_frequency", "train.random_queries")
 
 FEW_POSITIVES = 20  # classes with fewer positives have uncertain leave-one-out metrics
 
@@ -44,21 +44,18 @@ FEW_POSITIVES = 20  # classes with fewer positives have uncertain leave-one-out 
 def check_settings(config: Config, parts: build.Parts, typed: Sequence[str]) -> None:
     """Validate the settings of a head that is fitted in closed form. Other heads are not checked.
 
-    Args:
-        config: Config of the run.
-        parts: Parts of the run.
-        typed: Settings that the user has typed, as key=value.
-
-    Raises:
-        ConfigError: If the user has typed a setting without effect, or the features are not cached.
+    Raises ConfigError if the features are not cached, or if a setting has no effect that the user
+    has typed as key=value.
     """
     if not build.is_fitted(parts):
         return
     name = parts["head"].target.__name__
     for word in typed:
-        key = word.lstrip("+~").partition("=")[0]
+        # The command line adds ++ and quotes to settings of the data for Hydra.
+        key, _, value = word.lstrip("+~").replace("'", "").partition("=")
         if key.startswith(UNUSED):
-            raise ConfigError(f"{word}: {name} does not use it; remove it, or pass head=csra")
+            fault = f"{name} does not use it; remove it, or pass head=csra"
+            raise ConfigError(f"{key}={value}: {fault}")
     # All features must be in memory at once, and the backbone must not change after the fit.
     if not config.train.cache_features:
         raise ConfigError(
@@ -88,21 +85,13 @@ class HeadFit:
         self.pieces = config.train.pieces
         self.skipped = 0
         self.average: nn.Module | None = None
-        self.lr = 0.0
 
     def fit(self, split: Split) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        """Fit the head to the training images.
+        """Fit the head to a split with cached features, see `frozen_features.with_tokens`.
 
-        Args:
-            split: Training split with cached features, see `frozen_features.with_tokens`.
-
-        Returns:
-            The leave-one-out logits float32 [N, K], which are NaN for unreadable images, the
-            indices of the readable images in the order of the fit, and a message per unreadable
-            image.
-
-        Raises:
-            DataError: If no image is readable.
+        Returns the leave-one-out logits float32 [N, K], which are NaN for unreadable images, the
+        indices of the readable images in the order of the fit, and a message per unreadable image.
+        Raises DataError if no image is readable.
         """
         dataset = split.dataset
         rows = []
@@ -110,7 +99,7 @@ class HeadFit:
         bad = []
 
         # Images of a series, such as the frames of a video, have neighboring names. Sort them by
-        # name, so that the head can detect series. Keys of shards are numbers, which have no order.
+        # name, so that the head can detect series. Keys of shards are file sizes and have no order.
         keys = dataset.storage.keys  # type: ignore[attr-defined]
         order = np.arange(len(keys))
         if keys.dtype.kind == "S":
@@ -164,9 +153,7 @@ class HeadFit:
 def uncertain_classes(labels: np.ndarray, names: Sequence[str]) -> list[str]:
     """Return warnings about classes that cannot be learned or evaluated reliably.
 
-    Args:
-        labels: Labels [N, K]: 1, 0 or -1 (unknown).
-        names: Names of the K classes.
+    Labels are [N, K] of 1, 0 or -1 (unknown).
     """
     # A class with only positives or only negatives has the same score for all images. The
     # leave-one-out metrics of a class with few positives depend on a few images.
@@ -191,34 +178,28 @@ def calibrate(left_out: np.ndarray, split: Split, config: Config) -> Calibration
     """Fit thresholds for F1 to leave-one-out logits [N, K], as `mldec calibrate` does.
 
     The model needs no further calibration images, because these logits are not optimistic.
-    Single-label models have no thresholds, and their logits are calibrated by the head.
-
-    Returns:
-        The calibration, or None if no image has a positive label.
+    Single-label models have no thresholds, and their logits are calibrated by the head. Returns
+    None if no image has a positive label.
     """
     labels = HeadFit.labels(split)
     readable = np.isfinite(left_out).all(1)
     if not (labels[readable] == 1).any():
         return None
-    slopes = [1.0]
-    offsets = [0.0]
-    thresholds: list[float] = []
-    exclusive = split.classes.exclusive
-    if not exclusive:
-        choice = Choice(Objective("f1", "f1", ()), "class", MIN_POSITIVES)
-        fitted = fit(left_out, labels, readable, choice)
-        slopes = fitted.slopes.tolist()
-        offsets = fitted.offsets.tolist()
-        thresholds = fitted.thresholds.tolist()
-    return Calibration(
+    calibration = Calibration(
         weights="raw",
-        objective=None if exclusive else "f1",
-        scope=None if exclusive else "class",
-        thresholds=tuple(thresholds),
-        slopes=tuple(slopes),
-        offsets=tuple(offsets),
         images=int(readable.sum()),
         data=to_dict(config)["data"],
         fingerprint=fingerprint(split),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    if split.classes.exclusive:
+        return calibration
+    choice = Choice(Objective("f1", "f1", ()), "class", MIN_POSITIVES)
+    fitted = fit(left_out, labels, readable, choice)
+    return replace(
+        calibration,
+        objective=choice.objective.text,
+        scope=choice.scope,
+        thresholds=tuple(fitted.thresholds.tolist()),
+        slopes=tuple(fitted.slopes.tolist()),
+        offsets=tuple(fitted.offsets.tolist()),
     )

@@ -43,9 +43,7 @@ class Example:
 class ExampleImages:
     """Collects the logits of a few validation images during an evaluation.
 
-    Args:
-        split: Validation split.
-        count: Number of images. They are spaced evenly, because images are often sorted by class.
+    The `count` images are spaced evenly, because images are often sorted by class.
     """
 
     def __init__(self, split: Split, count: int) -> None:
@@ -67,13 +65,10 @@ class ExampleImages:
         self.examples = sorted(everything, key=lambda each: each.index)
 
     def draw(self, model: int) -> tuple[np.ndarray, str]:
-        """Draw the images with their labels and the `TOP` predictions of a model.
+        """Draw the images with their labels and the `TOP` predictions of the model of this index.
 
-        Args:
-            model: Index of the model in the lists of logits.
-
-        Returns:
-            The grid, uint8 [H, W, 3], and a text with a line per image, which starts with its name.
+        Returns the grid, uint8 [H, W, 3], and a text with a line per image, which starts with its
+        name.
         """
         classes = self.split.classes
         height = SIDE + LINE * (1 + TOP)

@@ -41,13 +41,10 @@ MAIN = ("train/loss", "train/lr", "train/images_per_second", "val/loss")
 class RunLog:
     """The log of one run: train.log, metrics.jsonl and tensorboard/ in its directory.
 
-    Args:
-        directory: The folder of the run.
-        step: Number of finished steps. Above 0, the existing files are continued.
-        lines: Number of lines of metrics.jsonl that belong to these steps.
-        started: `time.monotonic()` at the start of the command. None for now.
-        config: The config of the run, for TensorBoard and `log.wandb`.
-        earlier: Messages that were logged before. They are written to train.log first.
+    The existing files are continued after `step` finished steps, with this number of `lines` of
+    metrics.jsonl, if it is above 0. `started` is `time.monotonic()` at the start of the command, or
+    None for now. The config is for TensorBoard and `log.wandb`. `earlier` are messages that were
+    logged before, and are written to train.log first.
     """
 
     def __init__(
@@ -279,9 +276,8 @@ class TextFile(logging.FileHandler):
 class Meter:
     """Mean loss, speed and data-loading time since the last report.
 
-    Args:
-        loss: Sum of the losses since the last report, if a resume interrupted the meter.
-        steps: Number of these losses. Their steps are not included in the speed.
+    If a resume interrupted the meter, it starts with the sum of the losses since this report, and
+    their number. Their steps are not included in the speed.
     """
 
     def __init__(self, *, loss: float = 0.0, steps: int = 0) -> None:

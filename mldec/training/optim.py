@@ -56,10 +56,8 @@ def check_trainable(config: Config) -> None:
 def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
     """Freeze parts of a model in place, and return the batch norms to keep in evaluation mode.
 
-    Frozen batch norms compute the same as Query2Label's FrozenBatchNorm2d.
-
-    Raises:
-        ConfigError: For unknown names, or if all parameters are frozen.
+    Frozen batch norms compute the same as Query2Label's FrozenBatchNorm2d. Raises ConfigError for
+    unknown names, or if all parameters are frozen.
     """
     # A misspelled name would leave a part trainable without notice.
     _check_names(model, train.freeze)
@@ -219,23 +217,18 @@ def build_optimizer(
             options = {**options, "fused": True}
         # The groups already have their rates and weight decay, so timm must not group them again.
         optimizer = create_optimizer_v2(groups, opt=name, lr=lr, **options)
-        if kind is SGD and options.get("fused"):
-            _create_momentum(optimizer)
+        if kind is not SGD or not options.get("fused"):
+            return optimizer
+        # torch creates the momentum of SGD in the first step, also in a skipped one. Momentum of 0
+        # gives the same first step without dampening, which is 0 by default.
+        for group in optimizer.param_groups:
+            if group["momentum"]:
+                for parameter in group["params"]:
+                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return optimizer
     except (TypeError, ValueError, AssertionError) as error:
         # timm raises AssertionError if the library of an optimizer is not installed.
         raise ConfigError(f"optim.name={name} optim.options={dict(options)}: {error}") from error
-
-
-def _create_momentum(optimizer: Optimizer) -> None:
-    """Create the momentum of SGD. torch creates it in the first step, also in a skipped one.
-
-    Momentum of 0 gives the same first step without dampening, which is 0 by default.
-    """
-    for group in optimizer.param_groups:
-        if group["momentum"]:
-            for parameter in group["params"]:
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def step_if(condition: Tensor, optimizer: Optimizer) -> None:
@@ -301,7 +294,8 @@ def build_schedule(
 
     - "onecycle", as in the official train.py: the rate rises from lr/25 to lr and falls to
       lr/250,000 on a cosine. Adam's beta1 goes from 0.95 to 0.85 and back.
-    - "cosine": a linear warmup from 0, followed by a half cosine from `lr` to `min_lr`.
+    - "cosine": a linear warmup of n steps from lr/(n + 1), followed by a half cosine from `lr` to
+      `min_lr`.
     - "cosine_epochs", as in timm: one rate per epoch. The warmup from `warmup_lr` replaces the
       first part of the half cosine.
     - "step", as torch's MultiStepLR: `gamma` multiplies the rate at each milestone. A linear
@@ -317,8 +311,16 @@ def build_schedule(
         epochs: Number of epochs of the run.
     """
     if schedule.name is ScheduleName.onecycle:
-        return _one_cycle(
-            optimizer, steps, 0.2 if schedule.pct_start is None else schedule.pct_start
+        pct_start = 0.2 if schedule.pct_start is None else schedule.pct_start
+        # torch divides by zero if the rise ends at step 0.
+        if pct_start * steps == 1:
+            pct_start *= 1.5
+        return OneCycleLR(
+            optimizer,
+            max_lr=[group["lr"] for group in optimizer.param_groups],
+            total_steps=steps,
+            pct_start=pct_start,
+            cycle_momentum="betas" in optimizer.defaults or "momentum" in optimizer.defaults,
         )
 
     steps_per_epoch = steps / epochs
@@ -359,20 +361,6 @@ def build_schedule(
     if schedule.name is ScheduleName.cosine_epochs:
         return LambdaLR(optimizer, by_epoch)
     return LambdaLR(optimizer, by_step)
-
-
-def _one_cycle(optimizer: Optimizer, steps: int, pct_start: float) -> LRScheduler:
-    # torch divides by zero if the rise ends at step 0.
-    if pct_start * steps == 1:
-        pct_start *= 1.5
-
-    return OneCycleLR(
-        optimizer,
-        max_lr=[group["lr"] for group in optimizer.param_groups],
-        total_steps=steps,
-        pct_start=pct_start,
-        cycle_momentum="betas" in optimizer.defaults or "momentum" in optimizer.defaults,
-    )
 
 
 def fast_forward(schedule: LRScheduler, step: int) -> None:

@@ -150,11 +150,7 @@ def prepare_trainer(
 
 
 def check_same_run(trainer: Trainer, saved: Checkpoint, path: Path) -> None:
-    """Check that a checkpoint is of the run of a trainer.
-
-    Raises:
-        CheckpointError: If settings, classes, steps per epoch or data differ.
-    """
+    """Raise CheckpointError if settings, classes, steps per epoch or data of a run have changed."""
     config = trainer.config
     changed = diff(loading.saved_config(saved, path, config.plugins), config)
     if changed:

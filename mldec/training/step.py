@@ -19,15 +19,8 @@ from mldec.losses.base import as_loss
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision, autocast, memory_format, to_device
+from mldec.training import optim
 from mldec.training.ema import ModelEma
-from mldec.training.optim import (
-    build_optimizer,
-    build_schedule,
-    fast_forward,
-    freeze,
-    load_state,
-    step_if,
-)
 from mldec.training.sync_batchnorm import synchronize
 
 log = logging.getLogger("mldec")
@@ -110,10 +103,10 @@ class Learner:
         self.word_vectors = None if word_vectors is None else word_vectors.to(device)
 
         # Freeze first, because the optimizer and the moving average depend on it.
-        self.frozen_norms = freeze(model, train)
+        self.frozen_norms = optim.freeze(model, train)
         grouping = {**vars(config.optim), "decay": config.optim.decay.value}
-        self.optimizer = build_optimizer(model, loss=self.loss, **grouping)
-        self.schedule = build_schedule(
+        self.optimizer = optim.build_optimizer(model, loss=self.loss, **grouping)
+        self.schedule = optim.build_schedule(
             self.optimizer, config.schedule, lr=config.optim.lr, steps=steps, epochs=train.epochs
         )
         self.precision = train.precision.for_device(device)
@@ -209,15 +202,16 @@ class Learner:
         loss = distributed.total(loss)
         finite_loss = torch.isfinite(loss)
         finite = finite_loss & finite_gradients
-        # In fp16 the gradients may overflow. GradScaler then lowers its scale.
-        acceptable = finite_loss if self.scaler.is_enabled() else finite
+        # A step without a fault may still have infinite gradients in fp16, where these are usual:
+        # GradScaler then lowers its scale, and the next step is normal.
+        without_fault = finite_loss if self.scaler.is_enabled() else finite
         if not skip:
-            self.all_finite &= acceptable
+            self.all_finite &= without_fault
 
-        # 3. Update the weights.
-        step_if(finite & self.all_finite, self.optimizer)
+        # 3. Update the weights, unless this step is not finite or an earlier step had a fault.
+        optim.step_if(finite & self.all_finite, self.optimizer)
         if skip:
-            restore_unless(acceptable, self.model.buffers(), buffers_before)
+            restore_unless(without_fault, self.model.buffers(), buffers_before)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -262,11 +256,7 @@ class Learner:
             )
 
     def _backward(self, micro_batches: list[Batch], images_in_step: int) -> tuple[Tensor, Tensor]:
-        """Compute the gradients, and clip them.
-
-        Returns:
-            The loss of this rank, and whether all gradients are finite.
-        """
+        """Compute and clip the gradients. Returns the loss of this rank, and if all are finite."""
         # Random numbers depend on seed, step and rank only, so checkpoints need no generator state.
         torch.manual_seed(sample_seed(self.config.seed, self.step, distributed.rank()))
         self.loss.progress = self.step / self.steps
@@ -376,9 +366,9 @@ class Learner:
         self.step = saved.step
         with naming_errors(path, remedy=f"start a new run with init={path}"):
             self.loss.load_state_dict(saved.loss)
-            load_state(self.optimizer, saved.optimizer)
+            optim.load_state(self.optimizer, saved.optimizer)
             if self.step < self.steps:
-                fast_forward(self.schedule, self.step)
+                optim.fast_forward(self.schedule, self.step)
 
             # A run that started in fp32 (auto on a CPU) has no scaler state.
             if saved.scaler:
@@ -404,12 +394,9 @@ def flatten(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def restore_unless(condition: Tensor, tensors: Iterable[Tensor], before: list[Tensor]) -> None:
-    """Set tensors to their earlier values unless a condition is True, without a host sync.
+    """Set tensors in place to their earlier values unless a condition is True, without a host sync.
 
-    Args:
-        condition: Bool [] on the device.
-        tensors: The tensors, changed in place.
-        before: Result of `flatten` for the same tensors.
+    The condition is a bool [] on the device, and `before` the result of `flatten` for the tensors.
     """
     tensors = list(tensors)
     for now, earlier in zip(flatten(tensors), before, strict=True):

@@ -35,7 +35,7 @@ from mldec.training.checkpoint_files import CheckpointFiles
 from mldec.training.closed_form import HeadFit, calibrate, uncertain_classes
 from mldec.training.examples import ExampleImages, weakest_curves, write_pictures
 from mldec.training.log import Meter, RunLog, best_of, clock
-from mldec.training.step import Learner, StepStats, StepStatus
+from mldec.training.step import Learner, StepStatus
 
 log = logging.getLogger("mldec")
 
@@ -59,16 +59,22 @@ class Trainer:
         # `StopRequest()` never requests a stop.
         self.stop = StopRequest() if stop is None else stop
         self.is_fitted = model.is_fitted
+        images = len(data.train.dataset)
+        batching = config.train
+        factors = None
         if self.is_fitted:
-            # The fit is an epoch of one step.
+            # The fit is an epoch of one step, which uses each image once.
             train = dataclasses.replace(config.train, epochs=1, min_steps=None, stop_epoch=None)
             config = dataclasses.replace(config, train=train)
+            batching = dataclasses.replace(train, batch_size=images, accumulate=1, repeats=1)
+        else:
+            factors = data.sampling.factors(lambda: labels_of(data.train, config.seed))
         self.batches = TrainBatches(
-            len(data.train.dataset),
-            batch_size=len(data.train.dataset) if self.is_fitted else config.train.batch_size,
-            accumulate=1 if self.is_fitted else config.train.accumulate,
-            repeats=1 if self.is_fitted else config.train.repeats,
-            factors=data.sampling.factors(lambda: labels_of(data.train, config.seed)),
+            images,
+            batch_size=batching.batch_size,
+            accumulate=batching.accumulate,
+            repeats=batching.repeats,
+            factors=factors,
             seed=config.seed,
             rank=distributed.rank(),
             world_size=distributed.world_size(),
@@ -179,6 +185,7 @@ class Trainer:
                         self.save()
                         self.metrics = self.evaluate(runlog)
 
+                    # Save again with the results. This evaluation may have been the best one.
                     self.epoch += 1
                     self.save(best=self.best.epoch == self.epoch)
             weights = "raw" if self.learner.average is None else "ema"
@@ -198,6 +205,8 @@ class Trainer:
         They replace the scores of these images if there is no validation split.
         """
         assert isinstance(self.learner, HeadFit)
+
+        # 1. Fit and calibrate the head, and report what is uncertain.
         split = self.data.train
         left_out, fitted, bad = self.learner.fit(split)
         if bad and self.data.bad_images == "stop":
@@ -214,18 +223,20 @@ class Trainer:
         warn(*uncertain_classes(HeadFit.labels(split), split.classes.names))
         self.calibration = calibrate(left_out, split, self.config)
 
-        # A later `mldec evaluate` or `calibrate` reads the stored scores.
+        # 2. Store the scores for a later `mldec evaluate` or `calibrate`.
         names = image_names(split, self.config)
         images = split.dataset
         assert isinstance(images, StoredImages)
         write_left_out(self.files.last.parents[1], head, images, names, left_out, fitted)
+
+        # 3. If all validation images are training images, `evaluate` uses the stored scores.
         stored = with_left_out(self.data.val, self.config, names, left_out)
         if stored is not None:
             self.source = SOURCE
             self.data = dataclasses.replace(self.data, load_val=lambda: stored)
             return
 
-        # The validation images follow as usual.
+        # 4. Otherwise `evaluate` scores the validation images. Log the leave-one-out metrics, too.
         trained = with_left_out(split, self.config, names, left_out)
         assert trained is not None
         data = dataclasses.replace(self.data, load_val=lambda: trained)
@@ -353,24 +364,24 @@ class Trainer:
         return stopping
 
     def _read(self) -> None:
-        """Read the stats of the steps since the last call from the device."""
+        """Read the stats of the steps since the last call from the device.
+
+        Non-finite steps raise an error or log a warning, as `train.nonfinite` selects.
+        """
         for stats in self.learner.read():
             self.meter.add(stats.loss)
-            if stats.fault:
-                self._handle_fault(stats)
+            if not stats.fault:
+                continue
 
-    def _handle_fault(self, stats: StepStats) -> None:
-        """Raise an error or log a warning for a non-finite step, as `train.nonfinite` selects."""
-        newest = "no checkpoint was written yet"
-        if self.files.last.exists():
-            newest = f"the last good checkpoint is {self.files.last}"
-        names = ", ".join(map(self.data.train.dataset.name, stats.indices))
-        fault = f"{stats.fault} in step {stats.step} (epoch {self.epoch + 1})"
-        fix = f"{newest}; lower optim.lr, or check these images and their labels: {names}"
-
-        if self.config.train.nonfinite is NonFinite.stop:
-            raise UserError(f"{fault}; the step did not change the weights; {fix}")
-        log.warning(f"{fault}; the step is skipped; {fix}")
+            newest = "no checkpoint was written yet"
+            if self.files.last.exists():
+                newest = f"the last good checkpoint is {self.files.last}"
+            names = ", ".join(map(self.data.train.dataset.name, stats.indices))
+            fault = f"{stats.fault} in step {stats.step} (epoch {self.epoch + 1})"
+            fix = f"{newest}; lower optim.lr, or check these images and their labels: {names}"
+            if self.config.train.nonfinite is NonFinite.stop:
+                raise UserError(f"{fault}; the step did not change the weights; {fix}")
+            log.warning(f"{fault}; the step is skipped; {fix}")
 
     def _report(self, runlog: RunLog, description: str, lr: float) -> None:
         """Log the numbers since the last report, and start a new meter."""

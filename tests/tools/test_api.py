@@ -272,12 +272,17 @@ def test_ctrl_c_saves_and_returns_the_run_in_a_notebook(here, monkeypatch):
         (lambda run: mldec.Run(None), "Run: None"),
         (lambda run: run.calibrate(objectives="f1"), "objectives"),
         (lambda run: run.evaluate(threshold=3), "threshold"),
+        (lambda run: run.calibrate(objective="f2"), "^objective f2: "),
+        (lambda run: run.export("a.onnx", precision="int8"), "^precision int8.* pass verify "),
+        (lambda run: run.load(**PLUGIN, class_names="names"), "^class_names names: "),
+        (lambda run: run.load(**PLUGIN, classes="a,b"), "^classes: "),
         (lambda run: run.load(**PLUGIN).heat_maps([]), "heat_maps"),
         (lambda run: run.load(**PLUGIN).heat_maps(DOT, ["ten"]), "classes.*ten"),
         (lambda run: mldec.Run("nowhere"), "nowhere"),
     ],
 )
 def test_errors_are_user_errors_with_a_name(work, named, run, here):
+    Path("names").write_text("a\n\n")
     with pytest.raises(mldec.UserError, match=named):
         work(run)
     assert not Path("outputs").exists() or not list(Path("outputs").glob("*/checkpoints"))

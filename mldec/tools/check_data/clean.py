@@ -22,9 +22,8 @@ from mldec.tools.check_data.examine import ImageCheck
 def united(data: DataModule) -> StoredImages:
     """Concatenate the images of train and val, with paths relative to their common folder.
 
-    Raises:
-        ConfigError: If both splits have the same images, if the data has no image files, or if the
-            labels of the splits cannot be combined.
+    Raises ConfigError if both splits have the same images, if the data has no image files, or if
+    the labels of the splits cannot be combined.
     """
     if same_images(data.train, data.val):
         fault = "the validation images are the training images"
@@ -77,14 +76,9 @@ def write_table(
     stays complete. The table has no splits if `HoldOut` or `data.fold` made them, so that a
     training with the table holds out whole groups.
 
-    Args:
-        target: Path of the table.
-        data: The dataset.
-        checked: Results for all images of each split, by its name.
-        hashes: Perceptual hashes of the images of train and then of val, uint64 [N].
-
-    Raises:
-        DataError: If a split has invalid labels.
+    `checked` has the results for all images of each split, by its name. `hashes` are the perceptual
+    hashes of the images of train and then of val, uint64 [N]. Raises DataError if a split has
+    invalid labels.
     """
     # Splits with invalid labels have no results.
     if len(checked) < 2:

@@ -61,10 +61,8 @@ class Results:
     """The result files of a command, their record and their rows.
 
     Only one process may use them at a time, see `locked`. Files that are not in the record are
-    never replaced, except with `overwrite`, which also starts again.
-
-    Raises:
-        ConfigError: If the settings have changed, or a file is not in the record.
+    never replaced, except with `overwrite`, which also starts again. Raises ConfigError if the
+    settings have changed, or a file is not in the record.
     """
 
     def __init__(
@@ -78,11 +76,13 @@ class Results:
         self._rows = Path(self.name + PROGRESS, ROWS)
         self._numbers: Iterator[int] = count()  # of the next rows
 
+        # The record is written before the first row.
         content = read_if_exists(self._path)
         if content is None and self._rows.exists():
             raise ConfigError(f"{self._rows} exists and was not written by this command; move it")
         if overwrite:
             self._rows.unlink(missing_ok=True)
+            # None permits later commands to replace these files, if this one is killed.
             existing = [path for path in targets.values() if Path(path).exists()]
             self._save(Record(made_with=made_with, files=dict.fromkeys(existing)))
             return
@@ -103,6 +103,7 @@ class Results:
                     f"{json.dumps(now)[:100]}; name another file, or pass --overwrite"
                 )
         for path in self._targets.values():
+            # "" differs from all hashes: the file is not in the record.
             known = self.record.files.get(path, "")
             if Path(path).exists() and known not in (None, sha256_of(Path(path))):
                 raise ConfigError(
@@ -129,16 +130,19 @@ class Results:
         Rows of an incomplete batch are removed, because a batch of another size may change the last
         digit of a score.
         """
+        # A result whose rows are missing starts again: all images are predicted.
         if not self._rows.exists():
             self._save(replace(self.record, images=None, retry=0))
         with self._database() as rows:
             rows.execute(f"CREATE TABLE IF NOT EXISTS rows ({COLUMNS})")
             [(self.images,)] = rows.execute("SELECT count(*) FROM rows")
+            # The record has the number of images once there was a row for each of them.
             has_all = self.images == self.record.images
             if not has_all:
                 self.images -= self.images % batch
                 rows.execute("DELETE FROM rows WHERE number >= ?", (self.images,))
 
+        # Compare the images with their rows, and collect the images to retry.
         again = []
         for number, line in enumerate(self.lines()):
             item = next(items, None)

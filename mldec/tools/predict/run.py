@@ -13,8 +13,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from mldec.cli import option_of, require
+from mldec.cli import require
 from mldec.errors import ConfigError, DataError, print_error, say, writing
+from mldec.evaluation.options import option_of
 from mldec.files.atomic import (
     STANDARD_OUTPUT,
     check_folder,
@@ -31,14 +32,7 @@ from mldec.runtime.console import keep_output_clean, progress_bar
 from mldec.runtime.signals import StopRequest, listening
 from mldec.tools.heat_maps import Font, fonts, missing_glyphs
 from mldec.tools.predict import formats, results, xmp
-from mldec.tools.predict.answers import (
-    Pictures,
-    Predictor,
-    Row,
-    Rule,
-    chosen_rule,
-    counted,
-)
+from mldec.tools.predict.answers import Pictures, Predictor, Row, Rule, chosen_rule, counted
 from mldec.tools.predict.decode import Item
 from mldec.tools.predict.engine import Engine, TorchEngine, open_engine
 from mldec.tools.predict.inputs import Inputs
@@ -93,9 +87,12 @@ class Job:
 def run(options: PredictOptions) -> int:
     """Run `mldec predict`; return the exit status, which is 1 if an image has an error."""
     if options.xmp_undo:
-        # The first path is a checkpoint in a repeated command, or else photos.
-        is_photos = Path(options.checkpoint).exists() or not options.images
-        return xmp.undo([options.checkpoint, *options.images][not is_photos :])
+        # The first argument may be a photo instead of a checkpoint. A checkpoint does no harm here,
+        # because it has no sidecars, unless it is a name such as zoo:NAME and not a path.
+        paths = list(options.images)
+        if Path(options.checkpoint).exists() or not paths:
+            paths.insert(0, options.checkpoint)
+        return xmp.undo(paths)
 
     # Check all options before the first image.
     targets = targets_of(options)
@@ -202,6 +199,7 @@ def settings(options: PredictOptions, engine: Engine, rule: Rule) -> dict[str, A
         "the version of the rows": results.VERSION,
         "the checkpoint": sha256_of(engine.path),
         "--precision": engine.precision,
+        "--engine": engine.program,
         "--image-size": engine.image_size,
         "--thresholds": sha256(to_json(rule.stored).encode()).hexdigest(),
         "the classes": sha256(to_json(engine.classes.names).encode()).hexdigest(),

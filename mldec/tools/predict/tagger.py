@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from mldec.errors import DataError, OptionError
+from mldec.evaluation.options import naming_keywords
 from mldec.runtime.signals import StopRequest
 from mldec.tools.predict.answers import Predictor, Rule, chosen_rule, entries
 from mldec.tools.predict.decode import Item
@@ -41,6 +42,7 @@ class Tagger:
                 "content", f"{content!r} is not one of {', '.join(get_args(Content))}"
             )
 
+    @naming_keywords(ScoringOptions)
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """Return the columns without images, and the columns `error`, `classes` and `scores`.
 
@@ -54,10 +56,14 @@ class Tagger:
         items = []
         for name, value in zip(map(str, names), batch[kind], strict=True):
             # Engines pass arrays, and Hugging Face datasets may pass PIL images.
-            if kind == "image":
-                items.append(to_item(value, name))
-            else:
+            if kind != "image":
                 items.append(Item(name, name, content=None if kind == "path" else value))
+                continue
+            # An array of another shape is an error of its row, not of the batch.
+            try:
+                items.append(to_item(value, name))
+            except DataError as error:
+                items.append(Item(name, name, fault=str(error)))
 
         options = self._options
         key = (options, self._content)

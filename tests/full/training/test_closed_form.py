@@ -15,6 +15,7 @@ from PIL import Image
 
 import mldec
 from mldec.checkpoint import load_model
+from mldec.config.compose import compose
 from mldec.evaluation import frozen_features
 from mldec.evaluation.left_out import read_training_images
 from mldec.files.torch_files import read_torch
@@ -151,13 +152,30 @@ def test_scores_are_probabilities_with_thresholds_at_once(photos):
 
 @pytest.mark.parametrize(
     "word",
-    ["loss=asl", "optim.lr=1e-3", "mix.prob=0.5", "train.epochs=3", "train.min_steps=5"],
+    [
+        "loss=asl",
+        "optim.lr=1e-3",
+        "mix.prob=0.5",
+        "train.epochs=3",
+        "train.min_steps=5",
+        "data.sampler=repeat_factor",
+        "data.repeat_threshold=0.5",
+    ],
 )
 def test_settings_of_gradient_heads_are_refused(cli, photos, word):
     err = cli.fault("train", *WORDS, "name=x", word)
     assert word in err
     assert "head=csra" in err
     assert not Path("outputs/x").exists()
+
+
+def test_sampler_of_an_experiment_is_ignored(photos, capfd):
+    words = [WORDS[0], WORDS[1], *WORDS[3:]]
+    config = compose([*words, "data.sampler=repeat_factor", "data.repeat_threshold=1"])
+    run = mldec.fit(config, "own", name="sampled")
+    assert "images per epoch" not in capfd.readouterr().out
+    saved = read_torch(run.folder / "checkpoints" / "last.pt")
+    assert (saved["step"], saved["steps_per_epoch"]) == (1, 1)
 
 
 def test_backbone_must_be_frozen(cli, photos):

@@ -46,6 +46,16 @@ def test_paths_bytes_and_images_have_the_same_predictions(cli, best, tmp_path, m
     assert Tagger(best, top=3, batch_size=2, **OPTIONS)({"image": []})["classes"] == []
 
 
+def test_array_that_is_no_photo_is_an_error_of_its_row(best):
+    good = np.asarray(picture(64, 64))
+    tag = Tagger(best, **OPTIONS)
+    columns = tag({"image": [good, np.zeros((8, 8, 2), np.uint8), good], "path": [*"abc"]})
+    assert columns["error"][0] is columns["error"][2] is None
+    assert columns["error"][1].startswith("b: ")
+    expected = tag({"image": [good, good]})["scores"]
+    assert columns["scores"] == [expected[0], [], expected[1]]
+
+
 def test_columns_depend_on_the_content(best):
     images = [np.asarray(picture(64, 64))]
     for content, keys in (("scores", {"scores"}), ("decisions", {"classes"})):
