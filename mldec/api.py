@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from mldec.data.readers.hugging_face import READER as DATASET_READER
 from mldec.data.readers.hugging_face import is_dataset, is_single_label
 from mldec.data.readers.tables import find_layouts, find_tables, parse, to_csv
 from mldec.data.types import Annotations
-from mldec.errors import ConfigError, DataError, Stopped, suggest
+from mldec.errors import ConfigError, DataError, Stopped, log, suggest
 from mldec.evaluate import EvaluateOptions, evaluate
 from mldec.evaluate import parser as evaluate_parser
 from mldec.evaluation.options import naming_keywords
@@ -42,8 +41,6 @@ from mldec.tools.predict.photos import is_photo, items
 from mldec.train import announce
 from mldec.train import run as train
 from mldec.training.log import Evaluation, read_progress
-
-log = logging.getLogger("mldec")
 
 CSV_READER = "mldec.data.readers.csv_table"
 CTRL_C = 130  # status of `Stopped` after Ctrl-C

@@ -1,7 +1,6 @@
 """Evaluate a checkpoint: `mldec evaluate best.pt [data.root=...] [--json FILE]`."""
 
 import argparse
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from mldec import cli
-from mldec.errors import CheckpointError, ConfigError, say
+from mldec.errors import CheckpointError, ConfigError, log, say
 from mldec.evaluation.options import EvalOptions, option, whole
 from mldec.evaluation.output import is_count, meaning
 from mldec.files.atomic import STANDARD_OUTPUT, check_targets, write_json, write_result
@@ -17,8 +16,6 @@ from mldec.files.atomic import STANDARD_OUTPUT, check_targets, write_json, write
 # torch is imported late, so that --help and argument errors are fast.
 if TYPE_CHECKING:
     from mldec.evaluation.output import Results
-
-log = logging.getLogger("mldec")
 
 MOST_LISTED = 30  # with more classes, per-class values are not printed
 

@@ -3,7 +3,6 @@
 Slow modules are imported when the run starts, so that --help and errors in settings are fast.
 """
 
-import logging
 import os
 import sys
 import time
@@ -29,7 +28,7 @@ from mldec.cli import VERSION, require
 from mldec.config.compose import config_dir, explain, parse, to_hydra, to_yaml
 from mldec.config.help import help_text
 from mldec.config.schema import Config
-from mldec.errors import ConfigError, one_line, printable, say, writing
+from mldec.errors import ConfigError, log, one_line, printable, say, writing
 from mldec.files.run_folder import RUN_FILE, RunFacts, command_line
 from mldec.runtime.console import to_console
 
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from mldec.build import Parts
     from mldec.runtime.signals import StopRequest
     from mldec.training.trainer import Trainer
-
-log = logging.getLogger("mldec")
 
 
 def announce(name: str) -> None:

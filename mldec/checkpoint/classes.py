@@ -1,6 +1,5 @@
 """Match the classes of a checkpoint and of the data: names, order and word vectors."""
 
-import logging
 import re
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -12,11 +11,9 @@ from torch.nn.functional import cosine_similarity
 
 from mldec.checkpoint.state import Calibration
 from mldec.data.types import Classes
-from mldec.errors import CheckpointError, ConfigError, DataError
+from mldec.errors import CheckpointError, ConfigError, DataError, log
 from mldec.files.text import read_text
 from mldec.names import disambiguate, format_list, indices_of, names_fault
-
-log = logging.getLogger("mldec")
 
 # Threshold of the mean cosine similarity between the vectors of the same names. It is near 0 for
 # different sources, and well above 0.5 for different prompts of one text encoder.

@@ -1,6 +1,5 @@
 """Load models from checkpoints of mldec, files of the paper's authors, or open_clip."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,15 +17,13 @@ from mldec.config.schema import PARTS, Config, Init
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes
-from mldec.errors import CheckpointError, ConfigError, naming_errors
+from mldec.errors import CheckpointError, ConfigError, log, naming_errors
 from mldec.files.run_folder import CALIBRATED, CHECKPOINTS
 from mldec.files.torch_files import SUFFIX, read_torch, recorded_hash, versions
 from mldec.model import Classifier, Viewed
 from mldec.names import format_list
 from mldec.runtime import distributed, environment
 from mldec.words.types import PREFIX
-
-log = logging.getLogger("mldec")
 
 MOST_VERSIONS = 100  # maximum number of versions of a checkpoint to search
 # Suffixes of buffers that third-party checkpoints may omit. They are recomputed, and timm provides

@@ -4,7 +4,6 @@ Values that cannot be inferred from the tensors come from the table of known fil
 Callers wrap the functions in `naming_errors`, which adds the path of the file to errors.
 """
 
-import logging
 import math
 import re
 from collections import Counter
@@ -23,7 +22,7 @@ from mldec.checkpoint.thresholds import with_thresholds
 from mldec.config.compose import option, resolved
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes
-from mldec.errors import DataError
+from mldec.errors import DataError, log
 from mldec.files.text import read_lines
 from mldec.heads.layers import renamed
 from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
@@ -31,8 +30,6 @@ from mldec.heads.query2label import OFFICIAL_NAMES as QUERY2LABEL
 from mldec.heads.ram import OFFICIAL_NAMES as RAM
 from mldec.heads.ram import REWEIGHT_SCALE
 from mldec.names import COCO_NAMES, VOC, disambiguate, format_list, numbered_names, without_quotes
-
-log = logging.getLogger("mldec")
 
 CONTAINERS = ("model", "state_dict", "ema", "state_dict_ema", "model_ema")
 STRIDE = 32  # stride of all networks below

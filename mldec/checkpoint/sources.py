@@ -5,7 +5,6 @@ its variables HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_TOKEN and HF_HUB_OFFLINE. O
 `published` are read from a repository.
 """
 
-import logging
 import os
 import re
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from mldec.errors import (
     CheckpointError,
     ConfigError,
     UserError,
+    log,
     naming_errors,
     printable,
     suggest,
@@ -35,8 +35,6 @@ from mldec.files.run_folder import check_source, find_checkpoint
 from mldec.files.torch_files import sha256_of, write_hashes
 from mldec.runtime.console import on_terminal
 from mldec.words.types import PREFIX
-
-log = logging.getLogger("mldec")
 
 ZOO = "zoo:"
 HUB = "hf:"

@@ -1,6 +1,5 @@
 """Evaluation of zero-shot models on arbitrary classes."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -15,7 +14,7 @@ from mldec.checkpoint.classes import ScoredClassifier, can_encode, check_queries
 from mldec.data.sampling import SampleRandom
 from mldec.data.tasks import MakeEvaluator, warn_duplicate_names
 from mldec.data.types import Classes, DataModule, ImageDataset, Split
-from mldec.errors import CheckpointError, ConfigError, DataError, OptionError
+from mldec.errors import CheckpointError, ConfigError, DataError, OptionError, log
 from mldec.evaluation.options import EvalOptions
 from mldec.evaluators import Evaluator
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
@@ -23,8 +22,6 @@ from mldec.files.text import read_lines
 from mldec.names import check_names, format_list, unknown_class
 from mldec.words.types import PREFIX, PROMPT
 from mldec.words.vectors import encode_like_training, load_word_vectors, read_class_list
-
-log = logging.getLogger("mldec")
 
 # Maximum number of training classes whose vectors in the file of --vectors are compared with those
 # of the checkpoint.

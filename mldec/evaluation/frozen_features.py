@@ -1,7 +1,6 @@
 """Cached tokens of a frozen backbone: computed once per image and stored in files."""
 
 import hashlib
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,7 +19,7 @@ from mldec.config.schema import Config
 from mldec.data.loader import end_workers, eval_loader
 from mldec.data.sampling import SampleRandom
 from mldec.data.types import DataModule, Split, StoredImages, same_images
-from mldec.errors import ConfigError, DataError, Stopped, naming_errors
+from mldec.errors import ConfigError, DataError, Stopped, log, naming_errors
 from mldec.evaluation.run import memory_advice
 from mldec.files.atomic import replacing
 from mldec.files.cache import cache_folder, describe_entry, network_hash
@@ -30,8 +29,6 @@ from mldec.runtime.console import progress_bar
 from mldec.runtime.devices import autocast, to_device
 from mldec.runtime.environment import explain_out_of_memory
 from mldec.runtime.signals import StopRequest
-
-log = logging.getLogger("mldec")
 
 LARGEST = torch.finfo(torch.float16).max
 FORMAT = 3  # of token files; increase it if their content changes

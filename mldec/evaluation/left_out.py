@@ -7,7 +7,6 @@ same file has the features of the training images, so that a prediction can be e
 training images that contribute most to it. It is never published.
 """
 
-import logging
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,12 +24,10 @@ from mldec.config.schema import Config
 from mldec.data.sampling import SampleRandom
 from mldec.data.table import encode_paths
 from mldec.data.types import DataModule, ImagesInMemory, Split, StoredImages
-from mldec.errors import DataError, naming_errors
+from mldec.errors import DataError, log, naming_errors
 from mldec.files.atomic import replacing
 from mldec.files.cache import network_hash
 from mldec.files.run_folder import LEFT_OUT, RESTORE, folder_of_run
-
-log = logging.getLogger("mldec")
 
 SOURCE = "leave-one-out"  # origin of metrics in logs
 NUM_CHECKED = 200  # images of a run whose content is compared

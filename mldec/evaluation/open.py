@@ -1,6 +1,5 @@
 """Open a checkpoint and its data for evaluation."""
 
-import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from mldec.config.schema import Config
 from mldec.data.fingerprint import difference, fingerprint
 from mldec.data.readers.hugging_face import READER
 from mldec.data.types import Classes, DataModule, same_images
-from mldec.errors import ConfigError
+from mldec.errors import ConfigError, log
 from mldec.evaluation.frozen_features import reuse_tokens
 from mldec.evaluation.left_out import reuse_left_out
 from mldec.evaluation.options import EvalOptions, ModelOptions
@@ -28,8 +27,6 @@ from mldec.evaluators.constant import LEARNED_AP, ConstantScores
 from mldec.files.run_folder import LEFT_OUT
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
-
-log = logging.getLogger("mldec")
 
 DEFAULT_THRESHOLD = 0.5  # for models without thresholds
 

@@ -1,7 +1,6 @@
 """Scoring and evaluation: images to logits, logits to scores and metrics."""
 
 import copy
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -25,8 +24,6 @@ from mldec.losses.base import Loss
 from mldec.runtime import devices, distributed
 from mldec.runtime.console import progress_bar
 from mldec.runtime.environment import explain_out_of_memory
-
-log = logging.getLogger("mldec")
 
 
 @torch.no_grad()

@@ -11,9 +11,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from mldec.errors import printable, writing
-
-log = logging.getLogger("mldec")
+from mldec.errors import log, printable, writing
 
 LOG_SECONDS = 30.0  # between two messages of a progress bar without a terminal
 

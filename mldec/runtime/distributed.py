@@ -4,7 +4,6 @@ Other modules do not use torch.distributed directly.
 """
 
 import inspect
-import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,11 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mldec.errors import ConfigError, Stopped, UserError
+from mldec.errors import ConfigError, Stopped, UserError, log
 from mldec.runtime.devices import check_device, env_number
 
 T = TypeVar("T")
-log = logging.getLogger("mldec")
 
 # Timeout of collectives, for both backends. It must exceed the work of a single rank, such as a
 # download.

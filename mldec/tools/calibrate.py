@@ -6,7 +6,6 @@ They are stored in a copy of the checkpoint: checkpoints/calibrated.pt in the fo
 """
 
 import argparse
-import logging
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ from mldec.config.compose import to_dict
 from mldec.data.fingerprint import fingerprint
 from mldec.data.splits import fold_numbers
 from mldec.data.types import StoredImages
-from mldec.errors import ConfigError, say
+from mldec.errors import ConfigError, log, say
 from mldec.evaluation.open import load_checkpoint, open_for_evaluation
 from mldec.evaluation.options import EvalOptions, option, positive, whole
 from mldec.evaluation.output import Results, left_out, report, same_scores, to_csv
@@ -52,8 +51,6 @@ from mldec.files import torch_files
 from mldec.files.atomic import check_targets, write_json, write_result
 from mldec.files.run_folder import CALIBRATED, is_best_of_run
 from mldec.names import format_list
-
-log = logging.getLogger("mldec")
 
 FOLDS = 5
 SEED = 1  # of the folds; data.fold uses 0

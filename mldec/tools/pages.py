@@ -5,7 +5,6 @@ matplotlib is optional (`pip install -e '.[plot]'`), so it is imported inside fu
 
 import base64
 import io
-import logging
 import re
 import warnings
 from importlib import resources
@@ -15,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, StrictUndefined, Template
 from PIL import Image
 
-from mldec.errors import UserError, naming_errors, visible, writing
+from mldec.errors import UserError, log, naming_errors, visible, writing
 from mldec.names import format_list
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-log = logging.getLogger("mldec")
 
 DPI = 100
 SMALL = 7  # font size of names and captions in points

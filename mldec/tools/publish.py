@@ -6,7 +6,6 @@ See MODEL_ZOO.md.
 """
 
 import argparse
-import logging
 import math
 import re
 import tempfile
@@ -25,13 +24,11 @@ from mldec.checkpoint.loading import to_store
 from mldec.checkpoint.state import Checkpoint
 from mldec.cli import add_weights_options, command, run_command
 from mldec.data.readers import public_name
-from mldec.errors import ConfigError, DataError, naming_errors, printable, say, visible
+from mldec.errors import ConfigError, DataError, log, naming_errors, printable, say, visible
 from mldec.evaluation.output import meaning
 from mldec.files.atomic import check_folder, write_file
 from mldec.files.text import read_json
 from mldec.words.types import PREFIX
-
-log = logging.getLogger("mldec")
 
 UNKNOWN = "unknown"
 MAX_CLASSES = 1_000  # rows of the class table

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from mldec.checkpoint.state import Best
 from mldec.config.compose import flat, to_dict, to_yaml
 from mldec.config.schema import Config
-from mldec.errors import CheckpointError, DataError, brief, naming_errors, writing
+from mldec.errors import CheckpointError, DataError, brief, log, naming_errors, writing
 from mldec.files import torch_files
 from mldec.files.atomic import replacing
 from mldec.files.run_folder import LOG_FILE, RESTORE, read_log
@@ -28,7 +28,6 @@ from mldec.runtime.console import in_notebook, on_terminal, progress_bar
 
 T = TypeVar("T")
 Result = TypeVar("Result", bound="Evaluation | Best")
-log = logging.getLogger("mldec")
 
 PICTURE_SECONDS = 60  # between the pictures of two evaluations
 

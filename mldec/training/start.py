@@ -1,6 +1,5 @@
 """Start of a training run: checks, parts and resume."""
 
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +21,7 @@ from mldec.data.fingerprint import check_same
 from mldec.data.labels import Labels
 from mldec.data.loader import labels_of
 from mldec.data.types import DataModule
-from mldec.errors import CheckpointError, ConfigError
+from mldec.errors import CheckpointError, ConfigError, log
 from mldec.evaluation.frozen_features import with_tokens
 from mldec.files.run_folder import holds_run
 from mldec.losses.base import Loss
@@ -30,8 +29,6 @@ from mldec.runtime import distributed
 from mldec.runtime.devices import EngineName, Precision, has_fast_bf16
 from mldec.runtime.signals import StopRequest
 from mldec.training.trainer import Trainer, warn
-
-log = logging.getLogger("mldec")
 
 
 def start_at_frequency(head: nn.Module, labels: Labels, loss: Loss) -> None:

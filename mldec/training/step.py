@@ -1,7 +1,6 @@
 """One optimizer step and its state: weights, moving average, optimizer, schedule and scaler."""
 
 import copy
-import logging
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +13,7 @@ from mldec.checkpoint.loading import load_strict
 from mldec.checkpoint.state import Checkpoint
 from mldec.config.schema import Config, NonFinite
 from mldec.data.loader import Batch, sample_seed
-from mldec.errors import ConfigError, naming_errors
+from mldec.errors import ConfigError, log, naming_errors
 from mldec.losses.base import as_loss
 from mldec.model import Classifier
 from mldec.runtime import distributed
@@ -22,8 +21,6 @@ from mldec.runtime.devices import Precision, autocast, memory_format, to_device
 from mldec.training import optim
 from mldec.training.ema import ModelEma
 from mldec.training.sync_batchnorm import synchronize
-
-log = logging.getLogger("mldec")
 
 
 class StepStatus:

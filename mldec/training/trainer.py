@@ -1,7 +1,6 @@
 """The training loop: epochs, evaluations, checkpoints and early stopping."""
 
 import dataclasses
-import logging
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -19,7 +18,7 @@ from mldec.config.schema import Config, Init, NonFinite
 from mldec.data.fingerprint import fingerprint
 from mldec.data.loader import Batch, TrainBatches, end_workers, labels_of, train_loader
 from mldec.data.types import DataModule, StoredImages
-from mldec.errors import DataError, Stopped, UserError
+from mldec.errors import DataError, Stopped, UserError, log
 from mldec.evaluation.left_out import SOURCE, image_names, with_left_out
 from mldec.evaluation.left_out import write as write_left_out
 from mldec.evaluation.output import Results, left_out, same_scores
@@ -36,8 +35,6 @@ from mldec.training.closed_form import HeadFit, calibrate, uncertain_classes
 from mldec.training.examples import ExampleImages, weakest_curves, write_pictures
 from mldec.training.log import Meter, RunLog, best_of, clock
 from mldec.training.step import Learner, StepStatus
-
-log = logging.getLogger("mldec")
 
 
 class Trainer:

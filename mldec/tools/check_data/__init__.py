@@ -13,13 +13,11 @@ from logging.handlers import BufferingHandler
 
 from mldec import build
 from mldec.cli import add_weights_options, command, require, run_command, whole
-from mldec.errors import ConfigError, DataError, printable, say
+from mldec.errors import ConfigError, DataError, log, printable, say
 from mldec.files.atomic import check_folder, check_targets, write_json
 from mldec.tools.check_data import label_errors
 from mldec.tools.check_data.clean import united, write_table
 from mldec.tools.check_data.examine import SIMILAR, check, near_duplicates
-
-log = logging.getLogger("mldec")
 
 
 def number_or_all(text: str) -> int | None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import logging
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -37,15 +36,13 @@ from mldec.data.types import (
     fixed_sample,
     same_images,
 )
-from mldec.errors import DataError, say, visible
+from mldec.errors import DataError, log, say, visible
 from mldec.names import format_list
 from mldec.runtime.console import progress_bar
 from mldec.tools.pages import NAME_LENGTH, SMALL, new_figure, save, set_title, shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-log = logging.getLogger("mldec")
 
 BLOCK = 256  # images per update of the progress bar
 MAX_PRINTED = 10  # cases of an error that are printed

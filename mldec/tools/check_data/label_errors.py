@@ -1,7 +1,6 @@
 """Find labels that are probably wrong, with the scores of a model."""
 
 import argparse
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.classes import scoring
 from mldec.data.fingerprint import difference, fingerprint
 from mldec.data.types import DataModule, Split, picture
-from mldec.errors import ConfigError, say
+from mldec.errors import ConfigError, log, say
 from mldec.evaluation.open import open_for_evaluation
 from mldec.evaluation.options import EvalOptions
 from mldec.evaluation.output import left_out, same_scores
@@ -21,8 +20,6 @@ from mldec.evaluation.run import Scores
 from mldec.evaluators.label_errors import Ranking, rank
 from mldec.files.atomic import csv_lines, write_json, write_result, write_texts
 from mldec.tools.pages import data_url, template
-
-log = logging.getLogger("mldec")
 
 COLUMNS = ("rank", "image", "class", "label", "probability", "suspected")
 PAGE = "label_errors.html"

@@ -1,6 +1,5 @@
 """Engines that score images: a checkpoint in torch, or an exported file."""
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
@@ -18,7 +17,7 @@ from mldec.checkpoint.sources import is_exported
 from mldec.data.images import check_decoder
 from mldec.data.transforms import Picture
 from mldec.data.types import Classes
-from mldec.errors import CheckpointError, OptionError
+from mldec.errors import CheckpointError, OptionError, log
 from mldec.evaluation.class_list import read_classes
 from mldec.evaluation.inference import for_inference
 from mldec.evaluation.open import load_checkpoint, stored_thresholds
@@ -31,8 +30,6 @@ from mldec.runtime.environment import explain_out_of_memory
 from mldec.tools.exported import Answers, ExportedEngine, OnnxFile, memory_hint, to_batch
 from mldec.tools.heat_maps import Explainer, Wanted
 from mldec.words.vectors import load_word_vectors
-
-log = logging.getLogger("mldec")
 
 
 class TorchEngine:

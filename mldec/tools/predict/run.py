@@ -2,7 +2,6 @@
 
 import filecmp
 import json
-import logging
 import os
 import re
 import shutil
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mldec.cli import require
-from mldec.errors import ConfigError, DataError, print_error, say, writing
+from mldec.errors import ConfigError, DataError, log, print_error, say, writing
 from mldec.evaluation.options import option_of
 from mldec.files.atomic import (
     STANDARD_OUTPUT,
@@ -37,8 +36,6 @@ from mldec.tools.predict.decode import Item
 from mldec.tools.predict.engine import Engine, TorchEngine, open_engine
 from mldec.tools.predict.inputs import Inputs
 from mldec.tools.predict.options import PredictOptions
-
-log = logging.getLogger("mldec")
 
 # Options of result files. Texts can be streamed.
 TEXTS = list(formats.TEXTS)

@@ -1,6 +1,5 @@
 """The content of a report: open the checkpoints, score the images and compute the statistics."""
 
-import logging
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 import mldec
 from mldec.checkpoint.classes import can_encode
 from mldec.config.compose import override, to_yaml
-from mldec.errors import DataError
+from mldec.errors import DataError, log
 from mldec.evaluation import open as opening
 from mldec.evaluation.open import EvaluationSetup
 from mldec.evaluation.options import EvalOptions
@@ -34,8 +33,6 @@ from mldec.tools.report.examples import (
 from mldec.tools.report.statistics import Predictions, ResampledMetrics
 from mldec.tools.report.training import Curve, read_training
 from mldec.tools.report.training_photos import TrainingPhotos, find_training_photos
-
-log = logging.getLogger("mldec")
 
 
 @dataclass(frozen=True)
