@@ -1,4 +1,4 @@
-"""Errors that users can cause, and their report: one line and exit status 1."""
+"""The logger, and errors that users can cause, reported in one line with exit status 1."""
 
 import errno
 import io
