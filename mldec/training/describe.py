@@ -62,7 +62,8 @@ def describe_best(best: Best, epochs: int, path: Path) -> str:
     # A best result in the first third is a sign of overfitting.
     line = f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): {path}"
     if 3 * best.epoch <= epochs:
-        line += f"; no later epoch of {epochs} was better, try fewer (train.epochs, train.min_steps)"
+        line += f"; no later epoch of {epochs} was better, try fewer"
+        line += " (train.epochs, train.min_steps)"
     return line
 
 
