@@ -9,7 +9,7 @@ import numpy as np
 from mldec.checkpoint.state import Calibration
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError
-from mldec.files.tables import SUFFIXES, read_table, simple_name
+from mldec.files.tables import SUFFIXES, as_cell, read_table, simple_name
 from mldec.files.text import read_lines
 from mldec.names import format_list, unknown_class
 
@@ -68,9 +68,12 @@ def _by_name(path: Path, classes: Classes) -> dict[str, float]:
 
     given: dict[str, float] = {}
     cells = [table.iloc[:, names.index(column)] for column in COLUMNS]
-    for name, threshold in zip(*cells, strict=True):
+    for cell, threshold in zip(*cells, strict=True):
+        name = str(as_cell(cell))
         if name not in classes.names:
-            raise unknown_class(str(name), classes.names, f"--thresholds {path}")
+            raise unknown_class(name, classes.names, f"--thresholds {path}")
+        if name in given:
+            raise DataError(f"--thresholds {path}: the class {name!r} is listed twice; remove one")
         given[name] = _number(str(threshold), path)
     return given
 

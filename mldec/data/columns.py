@@ -8,9 +8,10 @@ import ast
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
@@ -31,19 +32,33 @@ _PATHS = "path filepath imagepath filename imagename file image img imgpath imgn
 PATHS = (*_PATHS.split(), "photopath", "imageindex", "imageid", "imgid")
 # A column whose name ends with one of these, such as finding_labels, is also used if no other
 # column has such a name.
-LABELS = ("labels", "label", "tags", "tag", "classes", "class", "categories", "category")
+_NAMES = "labels label tags tag classes class categories category labelname classname tagname"
+LABELS = (*_NAMES.split(), "species", "choice")
+# Such names with a number are labels, too: label2, and label.1 as pandas calls a second column.
+_LABELS = re.compile(rf".*({'|'.join(LABELS)})\.?\d*")
 # Names of split columns. A column with another name is used if all its cells are names of splits.
 _SPLIT_COLUMNS = ("split", "splits", "subset", "set", "partition", "fold", "kfold")
-# Columns that are never classes, even if their cells are 0 and 1. `group` is the column of groups.
-_NO_CLASSES = ("path", "labels", "negatives", "group", *_SPLIT_COLUMNS)
 # Columns of flags, such as is_valid, and the splits of the rows where the flag is true and false.
 _FLAGS = dict.fromkeys(("isvalid", "isval", "isvalidation"), ("val", "train"))
-_FLAGS |= {"istest": ("test", "train"), "istrain": ("train", "val")}
+_FLAGS |= dict.fromkeys(("istest", "istesting"), ("test", "train"))
+_FLAGS |= dict.fromkeys(("istrain", "istraining", "intrain"), ("train", "val"))
+_SPLIT_WORD = re.compile("train|val|test|dev|holdout")
 
-# Names of columns of row numbers and ids. `DataFrame.to_csv` writes the index as a column without a
-# name, which `read_csv` calls "Unnamed: 0". Its numbers 0 and 1 would look like a class.
+# Columns whose 0 and 1 belong to the label of the row: Open Images has a row per pair of an image
+# and a label, and a label with the confidence 0 is absent.
+_SCORES = ("confidence", "probability", "score")
+_VALUES = ("present", "presence", "value", *_SCORES)
+# Columns that are never classes, even if their cells are 0 and 1. `group` is the column of groups.
+_NO_CLASSES = {"labels", "negatives", "group", "regioncount", "annotator", *_SCORES}
+_NO_CLASSES |= {*_SPLIT_COLUMNS, *_FLAGS}
+# Properties of photos whose small numbers are not counts of a class.
+_PROPERTIES = ("age", "year", "month", "day", "hour", "width", "height", "size", "number", "rating")
+# Names of columns of row numbers and ids, which are distinct. `DataFrame.to_csv` writes the index
+# as a column without a name, which `read_csv` calls "Unnamed: 0". Its numbers 0 and 1 would look
+# like a class.
 _INDEX = re.compile(r"(unnamed: \d+|(.*[\s_])?(index|id|#))?", re.IGNORECASE)
 
+_CERTAIN = ";|\n\t\u3001\uff1b"  # separators that names rarely contain, also in Chinese
 # Words for missing values, and the words of class columns, in lower case. pandas writes 1.0 if an
 # integer column has missing values, and some spreadsheets write a decimal comma. The words below
 # `_MARKS` could also be codes ("f" and "m"), so a column of classes must not have any other words.
@@ -54,7 +69,10 @@ _ABSENT = {"0", "0.0", "0,0", "false", "no"}
 _MINUS = {"-1", "-1.0", "-1,0"}
 _MARKS = {"x", "\N{CHECK MARK}", "\N{HEAVY CHECK MARK}"}
 _ALSO_PRESENT = {"t", "y", "wahr", "ja", "vrai", "oui", "verdadero", "present", "positive"} | _MARKS
+_ALSO_PRESENT |= {"vero", "verdadeiro", "waar", "prawda", "pos"}
 _ALSO_ABSENT = {"f", "n", "falsch", "nein", "faux", "non", "falso", "absent", "negative"}
+_ALSO_ABSENT |= {"onwaar", "fa\N{LATIN SMALL LETTER L WITH STROKE}sz", "neg"}
+_NO_SPLIT = MISSING | {"unassigned"}  # an image of no split; Vertex AI writes UNASSIGNED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +115,20 @@ class Column:
     name: str
     cells: list[Cell]  # distinct cells, in the order of their first rows
     codes: np.ndarray  # index of the cell of each row, int [N]
+
+    @cached_property
+    def words(self) -> list[str]:
+        """The distinct cells in lower case."""
+        return [str(cell).casefold() for cell in self.cells]
+
+    @cached_property
+    def filled(self) -> set[str]:
+        """The words that are not missing values."""
+        return set(self.words) - MISSING
+
+    def has(self, words: Collection[str]) -> np.ndarray:
+        """Return the rows whose cells are one of some words, bool [N]."""
+        return np.isin(self.words, list(words))[self.codes]
 
 
 @dataclass(frozen=True)
@@ -163,6 +195,7 @@ class Roles:
     split: Column | None
     group: Column | None  # images with the same cell stay in one split
     labels: Column | None  # names of the classes of each image
+    value: Column | None  # whether the classes in `labels` are present or absent
     negatives: Column | None  # names of the classes that are known to be absent
     classes: list[Column]  # one column per class if `labels` is None, otherwise empty
 
@@ -201,27 +234,35 @@ def recognize(
         return None
 
     # The order matters: a column that one role takes is not a candidate for the next role.
-    # A column of numbers may be called id, so a column with file names comes first.
-    path = take(PATHS, "path_column") or _take_only(left, _has_image_names) or take(["id"])
+    # A column of numbers may be called image or id, so a column with file names comes first.
+    files = [column for column in left if _has_image_names(column)]
+    names = {simple_name(column.name) for column in files}
+    path = take(sorted(PATHS, key=lambda name: name not in names), "path_column")
+    if path is None and len(files) == 1:
+        path = files[0]
+        left.remove(path)
+    path = path or take(["id"])
     labels = take(label_columns, "labels_column")
     negatives = take(["negatives"])
-    split = take(["split"], "split_column") or _take_only(left, _is_split)
-    group = take(["group"], "group_column")
-
-    # A column named fold or set has other values than names of splits. Ignoring it would train on
-    # test images.
-    others = [column.name for column in left if simple_name(column.name) in _SPLIT_COLUMNS]
-    if split is None and others:
-        raise DataError(
-            f"{sheet.source}: the column {others[0]} may be the split; rename it, or add "
-            f"data.split_column={others[0]} data.val=VALUE"
-        )
+    split = take(["split"], "split_column")
+    if split is None:
+        split = _find_split(sheet, left, classes or ())
+    elif _is_flag(split):
+        split = _from_flags(sheet, [split])
+    group = None
+    if rules.group_column is not None or "group" not in (classes or ()):
+        group = take(["group"], "group_column")
 
     labels, class_columns = _choose_form(sheet, rules, classes, labels, left)
     if path is None or (labels is None and (not class_columns or negatives is not None)):
         raise _unknown_columns(sheet, path, labels, left)
+    value = next(filter(_is_value, left), None) if labels is not None else None
+    # Given classes select the columns, so that the meaning of the other ones does not matter.
+    if labels is None and classes is None:
+        groups = [group] if group is not None and rules.group_column is None else []
+        _check_unused(sheet, class_columns, left + groups)
 
-    roles = Roles(path, split, group, labels, negatives, class_columns)
+    roles = Roles(path, split, group, labels, value, negatives, class_columns)
     _log_roles(sheet, roles, left)
     check_names(names_of(class_columns), sheet.source)
     return roles
@@ -236,10 +277,11 @@ def _choose_form(
 ) -> tuple[Column | None, list[Column]]:
     """Return the column of labels, or the class columns. The other one is None or empty."""
     # A class column may have such a name, too, such as no_label.
-    named = [column for column in left if simple_name(column.name).endswith(LABELS)]
+    named = [column for column in left if _LABELS.fullmatch(simple_name(column.name))]
     named = [column for column in named if not _is_class(column, classes, all_marks=True)]
     if labels is None and len(named) == 1:
-        labels = named[0]
+        labels = named.pop()
+    others = [column for column in named if _numbers(column) is None]
 
     # A table may have both forms. Given classes select the columns with their names. Otherwise the
     # user must choose, because both forms may differ.
@@ -247,15 +289,54 @@ def _choose_form(
     chosen = [column for column in class_columns if column.name in (classes or ())]
     if classes and len(chosen) == len(classes) and rules.labels_column is None:
         return None, chosen
+    if rules.labels_column is not None:
+        return labels, []
     if labels is None:
         return None, class_columns
-    if class_columns and rules.labels_column is None:
-        names = format_list(names_of(class_columns))
+    if others or class_columns:
+        names = format_list(names_of(others + class_columns))
         raise DataError(
-            f"{sheet.source}: the column {labels.name} has labels, but {names} look like classes; "
-            f"add data.labels_column={labels.name}, or data.classes=[NAMES] for them"
+            f"{sheet.source}: the column {labels.name} has labels, but {names} look like labels or "
+            f"classes; add data.labels_column={labels.name} to ignore them, data.classes=[NAMES] "
+            f"for classes, or name a column present if its 0 means that the label is absent"
         )
     return labels, []
+
+
+def _check_unused(sheet: Sheet, class_columns: Sequence[Column], left: Sequence[Column]) -> None:
+    """Raise DataError if a column in `left` may have labels or be a class, and is not used."""
+    classes = ",".join(names_of(class_columns))
+    for column in left:
+        # One or two columns of 0 and 1 may be properties of photos, such as is_night, next to the
+        # labels, whose names occur in several rows.
+        is_repeated = 1 < len(column.filled) < len(column.codes) and not _has_image_names(column)
+        is_text = any(word[0].isalpha() for word in column.filled)
+        if column in class_columns:
+            continue
+        if _resembles_class(column):
+            remedy = "correct its cells if it is a class"
+        elif len(class_columns) < 3 and is_repeated and is_text:
+            remedy = f"add data.labels_column={column.name}"
+        else:
+            continue
+        fault = f"{column.name} with {abbreviate(column.cells[0])} is not used"
+        raise DataError(f"{sheet.source}: {fault}; {remedy}, or add data.classes=[{classes[:200]}]")
+
+
+def _resembles_class(column: Column) -> bool:
+    """Return True for scores in [0, 1], counts with a 0, and few words with a mark among them."""
+    name = simple_name(column.name)
+    if name == "group":
+        return _is_binary(column)
+    if name in (*_PROPERTIES, *_NO_CLASSES) or _INDEX.fullmatch(column.name):
+        return False
+    numbers = _numbers(column)
+    if numbers:
+        is_count = 0 in numbers and numbers <= set(range(21))
+        return is_count or 0 <= min(numbers) <= max(numbers) <= 1
+    # Single letters, such as f and m, are often codes.
+    marks = (_UNKNOWN | _ALSO_PRESENT | _ALSO_ABSENT | {"+", "-"}) - set("tyfn")
+    return len(column.filled) <= 3 and not marks.isdisjoint(column.filled)
 
 
 def _log_roles(sheet: Sheet, roles: Roles, left: Sequence[Column]) -> None:
@@ -269,11 +350,17 @@ def _log_roles(sheet: Sheet, roles: Roles, left: Sequence[Column]) -> None:
         text += f", splits in {roles.split.name}"
     if roles.group is not None:
         text += f", groups in {roles.group.name}"
+    if roles.value is not None:
+        text += f", which {roles.value.name} marks as present (1) or absent (0)"
 
-    used = set(map(id, [roles.labels, *roles.classes]))
-    unused = [column.name or "(no name)" for column in left if id(column) not in used]
+    used = {roles.labels, roles.value, *roles.classes}
+    left = [column for column in left if column not in used]
+    unused = [column.name or "(no name)" for column in left if column.filled]
     if unused:
         text += f"; not used: {format_list(unused)}"
+    empty = [column.name or "(no name)" for column in left if not column.filled]
+    if empty:
+        text += f"; empty ({len(empty)}): {format_list(empty)}"
     log.info(text)
 
 
@@ -308,36 +395,71 @@ def _has_image_names(column: Column) -> bool:
     return bool(cells) and all(map(_is_image, cells))
 
 
-def _words(column: Column) -> list[str]:
-    """Return the distinct cells of a column in lower case."""
-    return [str(cell).casefold() for cell in column.cells]
+def _find_split(sheet: Sheet, left: list[Column], classes: Collection[str]) -> Column | None:
+    """Return the column of splits by its cells, or from flags, and remove it from `left`.
 
+    Raises DataError if several columns may be the split, or one has other words: ignoring them
+    would train on test images.
+    """
+    flags = [column for column in left if _is_flag(column)]
+    found = [column for column in left if _has_splits(column)]
+    are_known = all(column.filled <= SPLITS.keys() | _NO_SPLIT for column in found)
+    if len(found) + bool(flags) == 1 and are_known:
+        for column in found or flags:
+            left.remove(column)
+        return found[0] if found else _from_flags(sheet, flags)
 
-def _take_only(left: list[Column], has_role: Callable[[Column], bool]) -> Column | None:
-    """Return the column with a role if there is exactly one, and remove it from `left`."""
-    found = [column for column in left if has_role(column)]
-    if len(found) != 1:
+    found += flags
+    for column in [] if found else left:
+        # Most images are for training, but only a few of them may show a train.
+        name = simple_name(column.name)
+        is_split = name in SPLITS and column.filled <= _PRESENT | _ABSENT
+        is_class = column.name in classes or (name == "train" and column.has(_PRESENT).mean() < 0.5)
+        if name in _SPLIT_COLUMNS or (is_split and column.filled and not is_class):
+            found.append(column)
+    if not found:
         return None
-    left.remove(found[0])
-    return found[0]
+    name = found[0].name
+    settings = f"data.split_column={name} data.val=NAME data.train=NAME, or data.classes=[NAMES]"
+    fault = f"{format_list(names_of(found))} may be the split, with "
+    fault += format_list(sorted(found[0].filled), 5)
+    raise DataError(f"{sheet.source}: {fault}; rename it, or add {settings}")
 
 
-def _is_split(column: Column) -> bool:
-    """Return True if a column has names of splits or is a flag of `_FLAGS`."""
-    words = set(_words(column)) - MISSING
-    if simple_name(column.name) in _FLAGS and words <= _PRESENT | _ABSENT:
-        return True
-    # An empty column, or a column of "test", is not the split.
-    return words <= set(SPLITS) and not words.isdisjoint(("train", "training"))
+def _has_splits(column: Column) -> bool:
+    """Return True if most of a few words resemble names of splits, and one of them is training."""
+    words = column.filled - _NO_SPLIT if len(column.filled) <= 10 else set()
+    num_alike = sum(_SPLIT_WORD.search(word) is not None for word in words)
+    has_train = any("train" in word for word in words)
+    return has_train and 2 * num_alike > len(words) and not _has_image_names(column)
+
+
+def _is_flag(column: Column) -> bool:
+    words = column.filled - _NO_SPLIT if simple_name(column.name) in _FLAGS else set()
+    return bool(words) and words <= _PRESENT | _ABSENT
+
+
+def _from_flags(sheet: Sheet, flags: Sequence[Column]) -> Column:
+    """Return the splits of flags, such as is_val and is_test, of which at most one is true."""
+    splits = np.full(len(flags[0].codes), "", object)
+    for flag in flags:
+        present, absent = _FLAGS[simple_name(flag.name)]
+        is_true = flag.has(_PRESENT)
+        if (is_true & (splits != "")).any():
+            row = int((is_true & (splits != "")).argmax())
+            fault = f"{flag.name} is true, and the image is in {splits[row]}"
+            raise DataError(f"{sheet.where(row)}: {fault}; correct it, or set data.split_column")
+        splits[is_true] = present
+    # The images of no flag are for training, unless there is a flag for this.
+    if len(flags) == 1 or all(_FLAGS[simple_name(flag.name)][0] != "train" for flag in flags):
+        splits[(splits == "") & ~flags[0].has(_NO_SPLIT)] = absent
+    cells, codes = np.unique(splits.astype(str), return_inverse=True)
+    return Column(" and ".join(names_of(flags)), cells.tolist(), codes)
 
 
 def split_names(column: Column) -> np.ndarray:
-    """Return the split of each row in lower case, text [N]. Flags are converted to splits."""
-    words = _words(column)
-    if simple_name(column.name) in _FLAGS:
-        present, absent = _FLAGS[simple_name(column.name)]
-        meanings = dict.fromkeys(_PRESENT, present) | dict.fromkeys(_ABSENT, absent)
-        words = [meanings.get(word, word) for word in words]
+    """Return the split of each row in lower case, text [N], or "" for none."""
+    words = ["" if word in _NO_SPLIT else word for word in column.words]
     return np.array(words, str)[column.codes]
 
 
@@ -350,12 +472,24 @@ def _is_class(column: Column, classes: Collection[str] | None, *, all_marks: obj
     """
     if column.name in (classes or ()):
         return True
-    simple = simple_name(column.name)
-    if simple in (*_NO_CLASSES, *_FLAGS) or _INDEX.fullmatch(column.name):
+    name = simple_name(column.name)
+    if name in _NO_CLASSES or (all_marks and name in _VALUES):
         return False
+    if _INDEX.fullmatch(column.name):
+        return _is_binary(column)
+    return _has_marks(column, all_marks=bool(all_marks))
+
+
+def _is_value(column: Column) -> bool:
+    # A column of ones only, such as the confidence of labels by hand, has no effect.
+    has_absent = not column.filled.isdisjoint(_ABSENT | _ALSO_ABSENT)
+    return simple_name(column.name) in _VALUES and has_absent and _has_marks(column)
+
+
+def _has_marks(column: Column, *, all_marks: bool = False) -> bool:
     filled = Counter[str]()
     num_rows = np.bincount(column.codes).tolist()  # of each distinct cell
-    for word, number in zip(_words(column), num_rows, strict=True):
+    for word, number in zip(column.words, num_rows, strict=True):
         if word not in MISSING:
             filled[word] += number
     common = _PRESENT | _ABSENT | _MINUS
@@ -364,6 +498,21 @@ def _is_class(column: Column, classes: Collection[str] | None, *, all_marks: obj
         return True
     marks = common | _ALSO_PRESENT | _ALSO_ABSENT
     return not marks.isdisjoint(filled) and set(filled) <= marks | _UNKNOWN
+
+
+def _is_binary(column: Column) -> bool:
+    """Return True for repeated zeros and ones only, which are not the numbers of rows or groups."""
+    has_both = not (column.filled.isdisjoint(_PRESENT) or column.filled.isdisjoint(_ABSENT))
+    is_repeated = len(column.cells) < len(column.codes)
+    return has_both and is_repeated and column.filled <= _PRESENT | _ABSENT
+
+
+def _numbers(column: Column) -> set[float] | None:
+    """Return the distinct numbers in the filled cells, or None if there is other text."""
+    try:
+        return {float(word.replace(",", ".")) for word in column.filled}
+    except ValueError:
+        return None
 
 
 def class_labels(sheet: Sheet, columns: Sequence[Column], rules: Rules) -> Labels:
@@ -375,13 +524,12 @@ def class_labels(sheet: Sheet, columns: Sequence[Column], rules: Rules) -> Label
     Raises:
         DataError: If a cell has no meaning, or if -1 or the empty cells have several meanings.
     """
-    words = [_words(column) for column in columns]
-    values = _meanings(sheet, columns, words, rules)
+    values = _meanings(sheet, columns, rules)
 
     # The value 2 marks a cell without a meaning, so that its row can be found.
     matrix = np.empty((len(columns[0].codes), len(columns)), np.int8)
     for number, column in enumerate(columns):
-        cells = np.array([values.get(word, 2) for word in words[number]], np.int8)
+        cells = np.array([values.get(word, 2) for word in column.words], np.int8)
         matrix[:, number] = cells[column.codes]
         if 2 in cells:
             row = int(matrix[:, number].argmax())
@@ -393,11 +541,9 @@ def class_labels(sheet: Sheet, columns: Sequence[Column], rules: Rules) -> Label
     return from_dense(matrix, default=-1 if (matrix < 0).any() else 0)
 
 
-def _meanings(
-    sheet: Sheet, columns: Sequence[Column], words: Sequence[Sequence[str]], rules: Rules
-) -> dict[str, int]:
-    """Return the label of each word. `words` are the distinct cells of each class column."""
-    used = set().union(*words)
+def _meanings(sheet: Sheet, columns: Sequence[Column], rules: Rules) -> dict[str, int]:
+    """Return the label of each word in class columns."""
+    used = set().union(*(column.words for column in columns))
     has_zeros = not used.isdisjoint(_ABSENT | _ALSO_ABSENT)
     has_minus = not used.isdisjoint(_MINUS)
     minus_one = rules.minus_one or ("unknown" if has_zeros else "absent")
@@ -408,10 +554,7 @@ def _meanings(
     # x and others have 0 and 1, both meanings are possible.
     only_marks = used <= MISSING | _MARKS
     has_empty = not used.isdisjoint(MISSING)
-    has_column_of_marks = False
-    for cell_words in words:
-        if set(cell_words) <= MISSING | _MARKS and not _MARKS.isdisjoint(cell_words):
-            has_column_of_marks = True
+    has_column_of_marks = any(column.filled and column.filled <= _MARKS for column in columns)
     empty = rules.empty or ("absent" if only_marks else "unknown")
 
     # An empty cell next to cells of 1 only may be an absent class or a missing annotation. A table
@@ -457,6 +600,12 @@ def named_labels(
     names = _cell_names(sheet, roles.labels, rules, given, exclusive=exclusive)
     entries = [dict.fromkeys(cell, 1) for cell in names]
     codes = roles.labels.codes
+    if roles.value is not None:
+        # The class of a row is in `labels`, and its value, as in a class column, in another column.
+        rules = replace(rules, minus_one="unknown", empty="unknown")
+        values = class_labels(sheet, [roles.value], rules).dense()[:, 0]
+        pairs, codes = np.unique([codes, values], axis=1, return_inverse=True)
+        entries = [dict.fromkeys(entries[code], value) for code, value in pairs.T.tolist()]
     if roles.negatives is not None:
         # Each distinct pair of cells in both columns gets a code.
         negatives = _cell_names(sheet, roles.negatives, rules, given, exclusive=exclusive)
@@ -484,7 +633,7 @@ def named_labels(
 
     columns = indices_of(classes)
     numbered = [{columns[name]: value for name, value in cell.items()} for cell in entries]
-    default = 0 if roles.negatives is None else -1
+    default = 0 if roles.negatives is None and roles.value is None else -1
     labels = from_entries(numbered, num_classes=len(classes), default=default)
     return labels.select(codes), tuple(classes)
 
@@ -494,21 +643,13 @@ def _cell_names(
 ) -> list[list[str]]:
     """Return the class names in each distinct cell of a column. `given` are the given classes."""
     # Convert cells of text to lists, if they contain one. Other text is split by the separator.
-    cells: list[Cell] = []
-    for cell in column.cells:
-        if isinstance(cell, str) and cell.casefold() in MISSING and cell not in given:
-            # With exactly one label per image, none is the name of a class.
-            if exclusive and cell.casefold() == "none":
-                cells.append((cell,))
-                continue
-            if cell:
-                log.info(f"data: {sheet.source}: images with {cell} in {column.name} have no label")
-            cell = ()
-        cells.append(_parse_list(cell) if isinstance(cell, str) else cell)
-
+    cells = [_parse_list(cell) if isinstance(cell, str) else cell for cell in column.cells]
+    # Words for missing values are names if they are given. With exactly one label per image, none
+    # is one, too.
+    missing = MISSING - given - ({"none"} if exclusive else set())
     # The name of a single label may contain a comma or a space, so nothing is detected. A semicolon
     # still separates names, so that two labels raise an error.
-    texts = [cell for cell in cells if isinstance(cell, str)]
+    texts = [cell for cell in cells if isinstance(cell, str) and cell.casefold() not in missing]
     separator = rules.separator
     if not separator:
         separator = ";" if exclusive else _find_separator(sheet, texts, given)
@@ -517,15 +658,27 @@ def _cell_names(
         no_label = [no_label]
 
     names = []
+    ignored: set[str] = set()
     first_rows = np.unique(column.codes, return_index=True)[1]
     for row, cell in zip(first_rows, cells, strict=True):
         where = sheet.where(row)
         if isinstance(cell, bool | Unreadable):
             fault = f"{cell} is not a class name or a list of class names"
             raise DataError(f"{where}: {fault}; write text or a list of text")
+        if isinstance(cell, str) and cell.casefold() in missing:
+            cell = (cell,)  # such as N/A, which is not divided
         parts = cell.split(separator) if isinstance(cell, str) else cell
         found = [as_name(part.strip(), where) for part in parts if part.strip()]
-        names.append([name for name in found if name not in no_label])
+        ignored.update(name for name in found if name.casefold() in missing and name not in given)
+        names.append([name for name in found if name not in ignored and name not in no_label])
+    if ignored:
+        text = format_list(sorted(ignored))
+        log.info(f"data: {sheet.source}: {text} in {column.name} are missing values, not labels")
+
+    is_vector = all(len(cell) == len(names[0]) > 1 for cell in names)
+    if is_vector and set().union(*names) == {"0", "1"}:
+        fault = f"the cells of {column.name} are vectors of 0 and 1"
+        raise DataError(f"{sheet.source}: {fault}; write one column per class, or names")
     return names
 
 
@@ -553,7 +706,7 @@ def _find_separator(sheet: Sheet, texts: Sequence[str], given: frozenset[str]) -
     Raises:
         DataError: If several characters may be the separator, or one may be a part of the names.
     """
-    results = {sign: _separates(texts, sign, given) for sign in ";|\n\t,/+& "}
+    results = {sign: _separates(texts, sign, given) for sign in _CERTAIN + ",\uff0c/+&-_: "}
     # Names with spaces are common. If another sign separates names, a space is a part of them.
     if any(result is not False for sign, result in results.items() if sign != " "):
         del results[" "]
@@ -585,8 +738,12 @@ def _separates(texts: Sequence[str], sign: str, given: frozenset[str]) -> bool |
     names = Counter[str]()  # number of cells with each name
     for parts in cells:
         names.update(set(parts))
-    # Class names rarely contain a semicolon, a bar, a line break or a tab.
-    if sign in ";|\n\t" or given.issuperset(names) or all(name.isdecimal() for name in names):
+    # Class names rarely contain a semicolon, a bar, a line break, a tab, or the marks of lists in
+    # Chinese and Japanese.
+    if sign in _CERTAIN or given.issuperset(names):
+        return True
+    # Ranges, such as 25-32, are names.
+    if sign not in "-_:" and all(name.isdecimal() for name in names):
         return True
 
     # The names in a list also occur in other cells. Words of a name rarely do, except for nouns, as
@@ -594,7 +751,7 @@ def _separates(texts: Sequence[str], sign: str, given: frozenset[str]) -> bool |
     # repeated name. Otherwise it may be a part of names, such as "Smith, Anna".
     alone = {parts[0] for parts in cells if len(parts) == 1}
     num_repeated = sum(any(names[part] > 1 for part in parts) for parts in several)
-    if sign == ",":
+    if sign in ",\uff0c":
         return True if 2 * num_repeated >= len(several) else None
 
     # Names with spaces are more common than lists with spaces, so a space needs stronger evidence:
@@ -603,7 +760,7 @@ def _separates(texts: Sequence[str], sign: str, given: frozenset[str]) -> bool |
     num_alone = sum(alone.issuperset(parts) for parts in several)
     # Names such as "black & white" and "indoor/kitchen" are common, too, and lists with these signs
     # are rare, so they are never read as lists without a setting.
-    if sign in "/+&":
+    if sign in "/+&-_:":
         return None if 2 * num_alone >= len(several) else False
     num_lengths = len(set(map(len, cells)))
     if 2 * num_alone >= len(several) or (2 * len(names) <= len(cells) and num_lengths > 2):

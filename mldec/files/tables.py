@@ -167,7 +167,7 @@ def text_chunks(
             text,
             sep=delimiter,
             header=None,
-            names=range(width + 1),  # a row with too many fields has one in the last column
+            names=range(width + 3),  # a row with too many fields has one in the last columns
             index_col=False,
             dtype=object,
             keep_default_na=False,
@@ -178,9 +178,10 @@ def text_chunks(
         )
         for chunk in reader:
             chunk.index += first
-            too_long = chunk.index[chunk.pop(width) != ""]
+            too_long = chunk.index[(chunk.iloc[:, width:] != "").any(axis=1)]
             if len(too_long):
                 raise _wrong_fields(source, too_long[0], width + 1, width, delimiter)
+            chunk = chunk.iloc[:, :width]
             chunk.columns = names
             yield chunk
     except pandas.errors.ParserError as error:

@@ -158,9 +158,10 @@ def csv_table(
                 )
 
         if part == train:
-            for name, count in counts.items():
-                if name not in (train_name, val_name, ""):
-                    log.info(f"data: {count:,} images of the split {name!r} are not used")
+            unused = Counter(splits[~is_used & (splits != val_name)].tolist())
+            for name, count in (unused + Counter(annotations.others)).items():
+                what = f"of the split {name!r}" if name else "without a split"
+                log.info(f"data: {count:,} images {what} are not used")
         return log_split("data", part, images)
 
     result = Source(load=load, train=train, val=val, where=where, evaluator=evaluator)
@@ -329,8 +330,11 @@ def parse(
     # row has all labels of its image, so that the rows must be equal.
     first = np.unique(rows, return_index=True)[1]
     if len(first) < len(rows):
-        by_label = roles.labels is not None and labels.default == 0
+        by_label = roles.labels is not None and roles.negatives is None
         labels = _merged(sheet, labels, splits, rows, first, by_label=by_label)
+    # A table with a value for each pair of image and class has no unknown labels.
+    if roles.value is not None and (labels.counts() + labels.counts(0)).min() == len(first):
+        labels = replace(labels, default=0)
     counts = labels.counts_per_image()
     if exclusive and (counts != 1).any():
         image = int((counts != 1).argmax())
@@ -397,9 +401,10 @@ def _image_paths(
 def _located(sheet: Sheet, paths: list[str], rows: np.ndarray, folder: Path) -> list[str]:
     """Replace names without a suffix or without inner folders by the paths of their only photos.
 
-    The folders are not searched if the first path exists, because that takes long.
+    The folders are not searched if the first path in alphabetical order exists, because that takes
+    long.
     """
-    if not folder.is_dir() or (folder / paths[0]).is_file():
+    if not folder.is_dir() or (folder / min(paths)).is_file():
         return paths
 
     finder = PhotoFinder(folder)
@@ -438,14 +443,18 @@ def _merged(
     log.info(f"data: {len(images) - len(first):,} rows of images with several rows are joined")
     if not by_label:
         return labels.select(first)
-    joined, _ = from_statements(
+    labels = labels.select_entries(labels.values >= 0)
+    joined, num_faults = from_statements(
         images[labels.images()],
         labels.classes,
         labels.values,
         num_images=len(first),
         num_classes=labels.num_classes,
-        default=0,
+        default=labels.default,
     )
+    if num_faults:
+        fault = f"{num_faults:,} labels of images are present in one row and absent in another"
+        raise DataError(f"{sheet.source}: {fault}; remove one of the rows")
     return joined
 
 

@@ -85,12 +85,18 @@ def table(cells, header="path,labels"):
         (["cat\ndog", "bird"], 3),
         (["golden retriever", "german shepherd", "pug"], 3),
         (["hot dog", "pug"], 2),
+        (["25-32", "38-43", "0-2", "4"], 4),
         (["indoor/kitchen", "black & white", "c++", "indoor"], 4),
         (["['cat', 'dog']", "['cat']", "[]"], 2),
         (["['cat' 'dog']", "['it\\'s']"], 3),
         (["('cat', 'dog')", "{'bird'}"], 3),
         (["[1, 0]", "[2]"], 3),
         (["nan", "none", "NULL", "cat"], 1),
+        (["dog;nan", "nan;nan", "cat"], 2),
+        (["[cat] dog", "[dog]"], 2),
+        (["\u72d7\u3001\u732b", "\u72d7"], 2),
+        (["\u72d7\uff1b\u732b", "\u72d7"], 2),
+        (["\U0001f436;cat", "cat"], 2),
     ],
 )
 def test_cells_are_divided_at_the_separator_that_they_share(read, cells, classes, caplog):
@@ -113,6 +119,9 @@ def test_cells_are_divided_at_the_separator_that_they_share(read, cells, classes
         (["cat|dog", "bird;fish"], "'|'"),
         (["cat/dog", "cat", "dog"], "data.separator='/'"),
         (["cat & dog", "cat", "dog", "bird"], "data.separator='&'"),
+        (["cat-dog", "cat", "dog", "bird"], "data.separator='-'"),
+        (["cat_dog", "cat", "dog", "bird"], "data.separator='_'"),
+        (["cat:dog", "cat", "dog", "bird"], "data.separator=':'"),
     ],
 )
 def test_ambiguous_separator_is_a_setting(read, cells, setting):
@@ -448,6 +457,14 @@ def test_settings_of_older_checkpoints_are_accepted():
 def test_other_layouts_are_named(read, files, settings):
     with pytest.raises(DataError, match=settings):
         read(files)
+
+
+def test_paths_that_differ_in_case_do_not_depend_on_the_order(read, tmp_path):
+    write(tmp_path, {"a.jpg": "", "b.jpg": ""})
+    rows = ["B.JPG,cat", "a.jpg,dog", "b.jpg,dog"]
+    for order in (rows, rows[::-1], rows[1:] + rows[:1]):
+        _, rows = together(read, "path,label\n" + "\n".join(order))
+        assert rows == {"a.jpg": ["dog"], "b.jpg": ["cat", "dog"]}
 
 
 # Tables in memory
