@@ -430,15 +430,15 @@ def _find_split(sheet: Sheet, left: list[Column], classes: Collection[str]) -> C
 
 def _has_splits(column: Column) -> bool:
     """Return True if most of a few words resemble names of splits, and one of them is training."""
-    words = column.filled - _NO_SPLIT
-    alike = {word for word in words if _SPLIT_WORD.search(word)}
-    is_split = len(words) <= 10 and 2 * len(alike) > len(words) and not _has_image_names(column)
-    return is_split and any("train" in word for word in words)
+    words = column.filled - _NO_SPLIT if len(column.filled) <= 10 else set()
+    num_alike = sum(_SPLIT_WORD.search(word) is not None for word in words)
+    has_train = any("train" in word for word in words)
+    return has_train and 2 * num_alike > len(words) and not _has_image_names(column)
 
 
 def _is_flag(column: Column) -> bool:
-    words = column.filled - _NO_SPLIT
-    return simple_name(column.name) in _FLAGS and bool(words) and words <= _PRESENT | _ABSENT
+    words = column.filled - _NO_SPLIT if simple_name(column.name) in _FLAGS else set()
+    return bool(words) and words <= _PRESENT | _ABSENT
 
 
 def _from_flags(sheet: Sheet, flags: Sequence[Column]) -> Column:
