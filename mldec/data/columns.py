@@ -72,6 +72,8 @@ _ALSO_PRESENT = {"t", "y", "wahr", "ja", "vrai", "oui", "verdadero", "present", 
 _ALSO_PRESENT |= {"vero", "verdadeiro", "waar", "prawda", "pos"}
 _ALSO_ABSENT = {"f", "n", "falsch", "nein", "faux", "non", "falso", "absent", "negative"}
 _ALSO_ABSENT |= {"onwaar", "fa\N{LATIN SMALL LETTER L WITH STROKE}sz", "neg"}
+# A dash usually means that there is no label, and dog:0.9 is a name with a score.
+_NO_NAME = re.compile(r"[!-/:-@[-`{-~\u2013\u2014]+|.+: *[01]?[.]\d+")
 _NO_SPLIT = MISSING | {"unassigned"}  # an image of no split; Vertex AI writes UNASSIGNED
 
 
@@ -644,6 +646,17 @@ def _cell_names(
     """Return the class names in each distinct cell of a column. `given` are the given classes."""
     # Convert cells of text to lists, if they contain one. Other text is split by the separator.
     cells = [_parse_list(cell) if isinstance(cell, str) else cell for cell in column.cells]
+    # Lists of PostgreSQL and makesense.ai have brackets without quotes: {cat,dog} and [cat,dog].
+    filled = {cell for cell in cells if isinstance(cell, str) and cell}
+    for inner in (r"\{[^{}]*\}", r"\[[^][]*\]"):
+        if (
+            filled
+            and given.isdisjoint(filled)
+            and all(re.fullmatch(inner, cell) for cell in filled)
+        ):
+            cells = [str(cell)[1:-1] if cell in filled else cell for cell in cells]
+            log.info(f"data: {sheet.source}: the brackets in {column.name} are not a part of names")
+
     # Words for missing values are names if they are given. With exactly one label per image, none
     # is one, too.
     missing = MISSING - given - ({"none"} if exclusive else set())
@@ -671,6 +684,10 @@ def _cell_names(
         found = [as_name(part.strip(), where) for part in parts if part.strip()]
         ignored.update(name for name in found if name.casefold() in missing and name not in given)
         names.append([name for name in found if name not in ignored and name not in no_label])
+        for name in names[-1]:
+            if _NO_NAME.fullmatch(name) and name not in given:
+                fault = f"{name!r} is probably not a class name"
+                raise DataError(f"{where}: {fault}; add data.no_label=[{name}] or data.classes")
     if ignored:
         text = format_list(sorted(ignored))
         log.info(f"data: {sheet.source}: {text} in {column.name} are missing values, not labels")

@@ -118,13 +118,28 @@ def read_table(path: Path, known: Collection[str], encoding: str = "utf-8") -> "
             elif suffix == ".parquet":
                 frame = pandas.read_parquet(file)
             else:
-                frame = pandas.read_excel(file, header=None, dtype=object).dropna(how="all")
-                # pandas would rename columns without a name or with the same name.
-                frame.columns = [str(as_cell(name)) for name in frame.iloc[0]]
-                return frame.iloc[1:].set_index(frame.index[1:] + 1)
+                return _read_sheets(path, file)
     frame = with_index(frame)
     frame.index += 1
     return frame
+
+
+def _read_sheets(path: Path, file: IO[bytes]) -> "DataFrame":
+    """Read an Excel file. The names of several sheets with equal columns are the splits."""
+    import pandas
+
+    frames = {}
+    for sheet, frame in pandas.read_excel(file, None, header=None, dtype=object).items():
+        frame = frame.dropna(how="all")
+        if len(frame):
+            # pandas would rename columns without a name or with the same name.
+            frame.columns = [str(as_cell(name)) for name in frame.iloc[0]]
+            frames[sheet] = frame.iloc[1:].set_index(frame.index[1:] + 1)
+    if len(frames) < 2:
+        return next(iter(frames.values()), pandas.DataFrame())
+    if len({tuple(frame.columns) for frame in frames.values()}) > 1:
+        raise DataError(f"{path}: the sheets {', '.join(frames)} have other columns; keep one")
+    return pandas.concat([frame.assign(split=sheet) for sheet, frame in frames.items()])
 
 
 def with_index(frame: "DataFrame") -> "DataFrame":

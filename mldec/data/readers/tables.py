@@ -135,6 +135,12 @@ def csv_table(
         if holds_out and value not in (name, *counts):
             raise ValueError(f"{name} is {value}; {where} has no such split: add a column split")
 
+    groups = annotations.table.groups
+    if groups is not None and not holds_out:
+        both = np.intersect1d(groups[splits == train_name], groups[splits == val_name])
+        if len(both):
+            log.warning(f"data: {len(both):,} groups are in training and in validation")
+
     def load(part: str, _: str | None) -> StoredImages:
         if part == val and not holds_out:
             check_val(val_name, counts, where)

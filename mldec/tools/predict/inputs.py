@@ -10,10 +10,18 @@ from typing import IO, Any
 
 from mldec.cli import require
 from mldec.data.columns import PATHS
-from mldec.data.photos import SkippedFiles, files_below, is_junk
+from mldec.data.photos import PhotoFinder, SkippedFiles, files_below, is_junk
 from mldec.errors import ConfigError, DataError, brief, naming_errors
 from mldec.files.atomic import STANDARD_OUTPUT
-from mldec.files.tables import SUFFIXES, TYPED, decoded, read_table, simple_name, text_chunks
+from mldec.files.tables import (
+    SUFFIXES,
+    TYPED,
+    as_cell,
+    decoded,
+    read_table,
+    simple_name,
+    text_chunks,
+)
 from mldec.files.text import open_binary
 from mldec.tools.predict.decode import Item
 
@@ -46,6 +54,7 @@ class Inputs:
         self._kind = Path(self._listing).suffix.lower()
         self._known = [simple_name(column)] if column else COLUMNS
         self._root = root
+        self._finder = PhotoFinder(Path())
         self._shard = shard
         # Skipped files in folders and tar files, known after a complete iteration.
         self.skipped = SkippedFiles()
@@ -84,10 +93,24 @@ class Inputs:
         if self._listing:
             yield from self._listed()
 
-    def _rooted(self, name: str) -> Item:
+    def _path(self, name: str) -> str:
         if self._root is None or Path(name).is_absolute():
-            return Item(name, name)
-        return Item(name, f"{self._root.rstrip('/')}/{name}")
+            return name
+        return f"{self._root.rstrip('/')}/{name}"
+
+    def _rooted(self, name: str) -> Item:
+        path = self._path(name)
+        if not Path(path).exists():
+            # As in tables for training, there may be backslashes, and no suffix. Text files may
+            # have quotes and blanks around paths.
+            listed = name.strip(" \t\"'").replace("\\", "/")
+            try:
+                found = self._finder.find(self._path(listed), f"--list {self._listing}")
+            except DataError as error:
+                return Item(name, path, fault=str(error))
+            if found is not None:
+                return Item(found.removeprefix(self._path("")), found)
+        return Item(name, path)
 
     def _column_of(self, names: Sequence[str]) -> str:
         for wanted in self._known:
@@ -117,20 +140,21 @@ class Inputs:
             else:
                 text = decoded(file, errors="surrogateescape")
                 lines = (line.rstrip("\r\n").removeprefix("\ufeff") for line in text)
-                paths = (line for line in lines if line)
-            yield from map(self._rooted, paths)
+                paths = (line for line in lines if line.strip())
+            for row, path in enumerate(paths):
+                yield self._cell(path, None, row)
 
-    def _from_table(self, file: IO[bytes]) -> Iterator[str]:
+    def _from_table(self, file: IO[bytes]) -> Iterator[Any]:
         """Yield the paths in a table; delimited text is read in chunks."""
         if self._kind in TYPED:
-            chunks = iter([read_table(Path(self._listing), self._known).astype(str)])
+            chunks = iter([read_table(Path(self._listing), self._known)])
         else:
             source = f"--list {self._listing}"
             chunks = text_chunks(source, file, self._known, errors="surrogateescape")
         for chunk in chunks:
             column = list(chunk.columns).index(self._column_of(chunk.columns))
             is_filled = (chunk != "").to_numpy().any(axis=1)
-            yield from chunk.iloc[:, column][is_filled]
+            yield from map(as_cell, chunk.iloc[:, column][is_filled])
 
     def _from_parquet(self, file: IO[bytes]) -> Iterator[Item]:
         """Yield the images of a Parquet file."""
@@ -156,7 +180,7 @@ class Inputs:
         if isinstance(value, dict):
             name = value.get("path")
             value = value.get("bytes") or name
-        if isinstance(value, str):
+        if isinstance(value, str) and value.strip():
             return self._rooted(value)
         if not isinstance(name, str):
             name = f"{self._listing}/{row}"

@@ -1,6 +1,7 @@
 """Input images, their decoding, and their rows."""
 
 import io
+import json
 import os
 import signal
 import sys
@@ -130,7 +131,27 @@ def test_list_has_a_path_per_line_or_a_column(tmp_path, monkeypatch):
     listing = tmp_path / "list.csv"
     listing.write_bytes(b'\xef\xbb\xbflabels,path\r\ncat,"a,b.png"\r\n\r\n,\xff.png\r\n')
     assert names(Inputs([], str(listing))) == ["a,b.png", os.fsdecode(b"\xff.png")]
-    assert names(Inputs([], str(listing), column="labels")) == ["cat", ""]
+    assert names(Inputs([], str(listing), column="labels")) == ["cat", f"{listing}/1"]
+
+
+@pytest.mark.parametrize("line", ["in\\1.jpg", '"in/1.jpg"', "in/1.jpg \t", "in/1", " in/1.jpg"])
+def test_listed_paths_are_read_as_in_tables(tmp_path, line):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.jpg").touch()
+    for name, text in (("list.txt", line), ("list.jsonl", json.dumps({"path": line}))):
+        (tmp_path / name).write_text(text + "\n")
+        [item] = Inputs([], str(tmp_path / name), root=str(tmp_path))
+        assert item == Item("in/1.jpg", str(tmp_path / "in" / "1.jpg"))
+
+
+def test_missing_and_ambiguous_paths_are_faults_of_their_rows(tmp_path):
+    for name in ("a.jpg", "b.jpg", "b.png"):
+        (tmp_path / name).touch()
+    listing = tmp_path / "list.jsonl"
+    listing.write_text('{"image": "a.jpg"}\n{"image": null}\n{"x": 1}\n{"image": "b"}\n')
+    items = list(Inputs([], str(listing), root=str(tmp_path)))
+    assert [item.fault is not None for item in items] == [False, True, True, True]
+    assert "b.png" in items[3].fault
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Tables of other programs: forms, words and separators, and their meaning."""
 
+import io
 import json
 import logging
 from functools import partial
@@ -93,6 +94,8 @@ def table(cells, header="path,labels"):
         (["[1, 0]", "[2]"], 3),
         (["nan", "none", "NULL", "cat"], 1),
         (["dog;nan", "nan;nan", "cat"], 2),
+        (["[cat,dog]", "[cat]", "[]"], 2),
+        (["{cat,dog}", "{dog,bird}", "{}", ""], 3),
         (["[cat] dog", "[dog]"], 2),
         (["\u72d7\u3001\u732b", "\u72d7"], 2),
         (["\u72d7\uff1b\u732b", "\u72d7"], 2),
@@ -152,6 +155,16 @@ def test_given_classes_and_single_labels_decide(read):
 def test_other_values_in_cells_are_errors(read, cell):
     with pytest.raises(DataError, match="row 2"):
         read(table([cell, "cat"]))
+
+
+@pytest.mark.parametrize("cell", ["-", "--", "\u2013", "cat;-", "cat:0.9"])
+def test_signs_and_scores_are_no_names(read, cell):
+    with pytest.raises(DataError, match=r"row 3: .*data\.no_label=.*data\.classes"):
+        read(table(["cat", cell, "dog"]))
+    if cell == "-":
+        _, rows = together(read, table(["cat", cell, "dog"]), rules={"no_label": ["-"]})
+        assert rows["1.jpg"] == []
+        assert "-" in together(read, table(["cat", cell]), classes=["-", "cat"])[0]
 
 
 def test_names_for_no_label(read):
@@ -457,6 +470,35 @@ def test_settings_of_older_checkpoints_are_accepted():
 def test_other_layouts_are_named(read, files, settings):
     with pytest.raises(DataError, match=settings):
         read(files)
+
+
+def sheets(**frames):
+    """Return an Excel file of several sheets."""
+    pytest.importorskip("openpyxl")
+    file = io.BytesIO()
+    with pandas.ExcelWriter(file) as writer:
+        for name, frame in frames.items():
+            frame.to_excel(writer, sheet_name=name, index=False)
+    return file.getvalue()
+
+
+def test_sheets_are_splits(read):
+    train = pandas.DataFrame({"path": ["a.jpg", "b.jpg"], "label": ["cat", "dog"]})
+    val = pandas.DataFrame({"path": ["c.jpg"], "label": ["cat"]})
+    content = sheets(Train=train, empty=pandas.DataFrame(), validation=val)
+    _, train_rows, val_rows = read({"t.xlsx": content}, file="t.xlsx")
+    assert (names(train_rows), names(val_rows)) == (
+        {"a.jpg": ["cat"], "b.jpg": ["dog"]},
+        {"c.jpg": ["cat"]},
+    )
+    with pytest.raises(DataError, match="Readme, labels"):
+        read({"t.xlsx": sheets(Readme=val[["path"]], labels=train)}, file="t.xlsx")
+
+
+def test_group_in_both_splits_is_a_warning(read, caplog):
+    text = "path,label,group,split\na.jpg,cat,x,train\nb.jpg,cat,x,val\nc.jpg,cat,y,train\n"
+    read(text)
+    assert "1 group" in caplog.text
 
 
 def test_paths_that_differ_in_case_do_not_depend_on_the_order(read, tmp_path):
