@@ -66,6 +66,9 @@ def torchrun(count: int, restarts: int, job: Callable[..., Any], *arguments: Any
 def _rank(job: Callable[..., Any], *arguments: Any) -> None:
     # torchrun sends it to the other ranks of a failed one, which then print no traceback.
     signal.signal(signal.SIGTERM, lambda *_: None)
+    # After a fork, the first use of torch's thread pool makes a new one. Several threads of autograd
+    # do this at the same time otherwise, which is not safe.
+    torch.set_num_threads(1)
     try:
         job(*arguments)
     except Exception:
