@@ -21,7 +21,15 @@ from mldec.data.labels import Labels, from_dense, from_entries
 from mldec.data.splits import SPLITS
 from mldec.errors import DataError, log
 from mldec.files.tables import Cell, Unreadable, as_cell, simple_name
-from mldec.names import abbreviate, as_name, check_names, format_list, indices_of, unknown_class
+from mldec.names import (
+    abbreviate,
+    as_name,
+    check_names,
+    format_list,
+    indices_of,
+    normalize_name,
+    unknown_class,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -148,7 +156,8 @@ def sheet_of(frames: Mapping[str, "DataFrame"]) -> Sheet:
             # Lists cannot be hashed, so each row has its own cell.
             codes = np.arange(len(table))
             distinct = values
-        columns.append(Column(str(name).strip(), [as_cell(cell) for cell in distinct], codes))
+        cells = [as_cell(cell) for cell in distinct]
+        columns.append(Column(normalize_name(str(name)).strip(), cells, codes))
     # Names are objects, because text of fixed width would take hundreds of bytes per row.
     tables = np.repeat(np.array(list(frames), object), list(map(len, frames.values())))
     rows = np.concatenate([frame.index for frame in frames.values()])

@@ -23,6 +23,7 @@ from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, log
+from mldec.files.text import expand_user
 from mldec.files.xmp import Keyword
 from mldec.names import check_names, format_list, given_names, indices_of
 from mldec.runtime import distributed
@@ -79,7 +80,7 @@ def keywords(
     evaluator = multi_label(threshold, top_k=top_k, skip_empty=skip_empty)
     folder = check_folder(root, "the photos")
     excluded = given_names(exclude, folder) or ()
-    class_list = None if synonyms is None else folder / Path(synonyms).expanduser()
+    class_list = None if synonyms is None else folder / expand_user(synonyms)
 
     def read_all(cache_dir: str | None) -> Table:
         photos = read_library(folder, cache_dir)

@@ -36,6 +36,7 @@ from mldec.data.types import Annotations, StoredImages, check_folder
 from mldec.errors import DataError, log
 from mldec.files.atomic import csv_lines
 from mldec.files.tables import SUFFIXES, read_table, simple_name
+from mldec.files.text import expand_user
 from mldec.names import format_list, given_names, indices_of, unknown_class
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def csv_table(
         ValueError: If an argument is out of range or does not fit the file.
     """
     evaluator = multi_label(threshold, top_k=top_k, skip_empty=skip_empty)
-    where = Path(file).expanduser()
+    where = expand_user(file)
     annotations = in_memory
     if annotations is None:
         folder = check_folder(root, "the table")
@@ -114,7 +115,7 @@ def csv_table(
             rules,
             given_names(classes, folder),
             exclusive=exclusive,
-            folder=folder / Path(images).expanduser(),
+            folder=folder / expand_user(images),
             beside_tables=beside and not images,
         )
     if exclusive:
@@ -377,7 +378,7 @@ def _image_paths(
         is_inside = all(cell[0] != "/" or cell.startswith(inside) for cell in cells)
     if folder is None or not is_inside:
         start = folder or Path.cwd()
-        cells = [os.path.normpath(start / Path(cell).expanduser()) for cell in cells]
+        cells = [os.path.normpath(start / expand_user(cell)) for cell in cells]
         parent = Path(os.path.commonpath({cell.rpartition("/")[0] or "/" for cell in cells}))
         if folder is None and not parent.is_dir():
             raise DataError(f"{sheet.source}: {cells[0]} does not exist; correct the paths")
