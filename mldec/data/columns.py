@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
@@ -21,15 +21,7 @@ from mldec.data.labels import Labels, from_dense, from_entries
 from mldec.data.splits import SPLITS
 from mldec.errors import DataError, log
 from mldec.files.tables import Cell, Unreadable, as_cell, simple_name
-from mldec.names import (
-    abbreviate,
-    as_name,
-    check_names,
-    format_list,
-    indices_of,
-    normalize_name,
-    unknown_class,
-)
+from mldec.names import abbreviate, as_name, check_names, format_list, indices_of, unknown_class
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -156,8 +148,7 @@ def sheet_of(frames: Mapping[str, "DataFrame"]) -> Sheet:
             # Lists cannot be hashed, so each row has its own cell.
             codes = np.arange(len(table))
             distinct = values
-        cells = [as_cell(cell) for cell in distinct]
-        columns.append(Column(normalize_name(str(name)).strip(), cells, codes))
+        columns.append(Column(str(name).strip(), [as_cell(cell) for cell in distinct], codes))
     # Names are objects, because text of fixed width would take hundreds of bytes per row.
     tables = np.repeat(np.array(list(frames), object), list(map(len, frames.values())))
     rows = np.concatenate([frame.index for frame in frames.values()])
@@ -230,9 +221,11 @@ def recognize(
     if path is None or (labels is None and (not class_columns or negatives is not None)):
         raise _unknown_columns(sheet, path, labels, left)
 
+    names = check_names(names_of(class_columns), sheet.source)
+    pairs = zip(class_columns, names, strict=True)
+    class_columns = [replace(column, name=name) for column, name in pairs]
     roles = Roles(path, split, group, labels, negatives, class_columns)
     _log_roles(sheet, roles, left)
-    check_names(names_of(class_columns), sheet.source)
     return roles
 
 

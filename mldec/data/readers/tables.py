@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from os import DirEntry
 from pathlib import Path, PurePath
@@ -209,20 +209,23 @@ def _read(
     return used
 
 
-def find_tables(folder: Path) -> dict[str, list[Path]]:
+def find_tables(
+    folder: Path, suffixes: Collection[str] = frozenset(SUFFIXES)
+) -> dict[str, list[Path]]:
     """Return the tables in a folder by split, such as train.csv or train/_classes.csv.
 
-    The key of tables without a split in their name is "".
+    The key of tables without a split in their name is "". `suffixes` are those of the files.
     """
     found: dict[str, list[Path]] = {}
     for path in map(Path, user_entries(folder)):
         tables = [path]
         if path.is_dir():
-            tables = sorted(path.iterdir()) if path.name.lower() in SPLITS else []
+            is_split = path.name.lower() in SPLITS
+            tables = list(map(Path, user_entries(path))) if is_split else []
         # A name with several splits, such as train_val, has none.
         words = [word for word in re.split(r"[\W_]+", path.stem.lower()) if word in SPLITS]
         for table in tables:
-            if table.suffix.lower() in SUFFIXES and table.is_file():
+            if table.suffix.lower() in suffixes and table.is_file():
                 found.setdefault(words[0] if len(words) == 1 else "", []).append(table)
     return found
 
