@@ -17,9 +17,8 @@ _Name = TypeVar("_Name")
 # control a terminal, break a line or be invalid in UTF-8.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
-# Spaces of any width, and invisible characters without a meaning of their own: soft hyphens,
-# zero-width spaces, directional marks, word joiners and byte order marks. The joiners of emoji and
-# of Indic and Persian words (U+200C, U+200D) are not among them.
+# Spaces of any width, and invisible characters. The joiners of emoji and words (U+200C, U+200D) are
+# not among them.
 _BLANKS = re.compile(r"[ \xa0\u1680\u2000-\u200a\u202f\u205f\u3000]+")
 _INVISIBLE = re.compile(r"[\xad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 
@@ -55,23 +54,16 @@ def numbered_names(count: int) -> tuple[str, ...]:
     return tuple(f"class {index}" for index in range(count))
 
 
-def normalize_name(name: str) -> str:
-    """Return a name without differences that no reader can see, so that equal names are one class.
+def as_name(value: object, where: str | Path) -> str:
+    """Validate a class name from a file, and remove differences that no reader can see.
 
     Unicode is normalized (NFC), blanks are joined and stripped, and invisible characters removed.
+    Numbers are converted to text. `where` is the file and the row, for messages. Raises DataError
+    if the name is not valid.
     """
-    return _BLANKS.sub(" ", _INVISIBLE.sub("", normalize("NFC", name))).strip(" ")
-
-
-def as_name(value: object, where: str | Path) -> str:
-    """Validate and normalize a class name from a file. Numbers are converted to text.
-
-    `where` is the file and the row, for messages. Raises DataError if the name is not valid.
-    """
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = str(value)
-    if isinstance(value, str):
-        value = normalize_name(value)
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        value = _INVISIBLE.sub("", normalize("NFC", str(value)))
+        value = _BLANKS.sub(" ", value).strip(" ")
     fault = name_fault(value)
     if fault is not None:
         raise DataError(f"{where}: the class name {abbreviate(value)} {fault}; rename it")

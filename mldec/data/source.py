@@ -180,7 +180,8 @@ def _log_groups(split: str, images: StoredImages) -> None:
 def _without_absent(source: Source, split: str, images: StoredImages, absent: str) -> StoredImages:
     """Return the existing images of a split. `absent` is the setting of `FileSettings`."""
     if not len(images):
-        raise DataError(f"{source.where}: {split} has no image; check the name of the split")
+        fix = "change data.val_fraction" if images.is_divided else "check the name of the split"
+        raise DataError(f"{source.where}: {split} has no image; {fix}")
     storage = images.storage
     if absent == "unchecked" or not isinstance(storage, ImageFiles):
         return images

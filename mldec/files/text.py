@@ -18,11 +18,8 @@ import yaml
 from mldec.errors import DataError, brief, naming_errors
 
 
-def expand_user(path: str | Path) -> Path:
-    """Return a path with the home folder in place of `~` or `~USER` at its start.
-
-    A folder may have such a name, too. `Path.expanduser` raises an error if there is no such user.
-    """
+def expand_user(path: str | os.PathLike[str]) -> Path:
+    """Return a path with `~` or `~USER` expanded, unless there is no such user."""
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 

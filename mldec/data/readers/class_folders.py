@@ -1,7 +1,7 @@
 """Single-label images with one folder per class, and ImageNet-1k with a folder per WordNet id."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from mldec.data.cache import cached_table
 from mldec.data.images import READ
 from mldec.data.labels import from_single
-from mldec.data.photos import SkippedFiles, user_entries
+from mldec.data.photos import SkippedFiles, files_below, user_entries
 from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT_BY_HASH, SPLITS, HoldOut, check_val, find_split, log_split
 from mldec.data.table import Table, TableBuilder, encode_paths
@@ -66,16 +66,13 @@ def read_class_folders(
 
 
 def list_class_folders(folder: Path, skipped: SkippedFiles | None = None) -> dict[str, str]:
-    """Return the user's folders in a folder, sorted: the names of the classes, and of the folders.
-
-    They differ, for example, if macOS has written accents as separate characters.
-    """
+    """Return the names of the user's folders by the names of their classes, see `as_name`."""
     folders: dict[str, str] = {}
     for entry in user_entries(folder, skipped):
         if entry.is_dir():
             other = folders.setdefault(as_name(entry.name, folder), entry.name)
             if other != entry.name:
-                fault = f"the folders {other!a} and {entry.name!a} have the same name"
+                fault = f"{other!a} and {entry.name!a} have the same name"
                 raise DataError(f"{folder}: {fault}; move the images into one of them")
     return dict(sorted(folders.items()))
 
@@ -87,22 +84,11 @@ def list_images(folder: Path) -> list[str]:
     images = [name for name in files if Path(name).suffix.lower() in READ]
 
     # Do not silently ignore images in inner folders.
-    inner = [Path(entry.path) for entry in entries if entry.is_dir()]
-    if inner and (not images or any(map(_images_below, inner))):
-        fault = "it has folders" + (" with images, and images" if images else " and no image")
-        raise DataError(f"{folder}: {fault}; move the images out of the inner folders")
-    return images
-
-
-def _images_below(folder: Path, used: Collection[Path] = ()) -> list[str]:
-    """Return the user's image files below a folder that are in none of the `used` folders."""
-    images = []
-    for entry in user_entries(folder):
-        if entry.is_dir():
-            if not entry.is_symlink() and Path(entry.path) not in used:
-                images += _images_below(Path(entry.path), used)
-        elif Path(entry.name).suffix.lower() in READ:
-            images.append(entry.path)
+    inner = [entry.path for entry in entries if entry.is_dir() and not entry.is_symlink()]
+    below = [Path(file) for path in inner for file in files_below(path, SkippedFiles())]
+    if (inner and not images) or any(file.suffix.lower() in READ for file in below):
+        fault = "it has images in inner folders" + (" and of its own" if images else " only")
+        raise DataError(f"{folder}: {fault}; move them, or set data.root to the folder around them")
     return images
 
 
@@ -120,8 +106,7 @@ def folders(
 
     The layout is root/train/CLASS/*.jpg and root/val/CLASS/*.jpg, or other common names of both
     folders such as Training and valid. If `root` has neither of these folders, root/CLASS/*.jpg is
-    split in a reproducible way. So are the class folders in the only folder of `root`, because
-    archives often have a folder around all others. Other images are counted in a warning.
+    split in a reproducible way. Images outside the folders that are used are counted.
 
     Args:
         classes: Class names in order, or a text file with one name per line. None takes the sorted
@@ -133,21 +118,10 @@ def folders(
     folder = check_folder(root, "a folder per class")
     names = given_names(classes, folder)
 
-    # Enter a folder around all others. A split that the user has named must exist beside it.
-    outermost = folder
-    present = list_class_folders(folder)
-    while len(present) == 1 and (train, val) == ("train", "val"):
-        [(name, inner)] = present.items()
-        below = {folder / inner / other for other in list_class_folders(folder / inner).values()}
-        is_part = SPLITS.get(name.lower(), "train") != "train"
-        if is_part or not below or _images_below(folder / inner, below):
-            break
-        folder /= inner
-        present = list_class_folders(folder)
-
     # If only one split has a folder, this folder must not be used as a class folder. Other names of
     # splits may be classes, such as valid and invalid, unless there is a training folder, too.
     divided = (folder / train).is_dir() or (folder / val).is_dir()
+    present = list_class_folders(folder)
     train_name = find_split(train, present)
     num_splits = sum(name in (train, val) or name.lower() in SPLITS for name in present)
     if not divided and train_name in present:
@@ -177,14 +151,15 @@ def folders(
         if divided or split == train:
             skipped.log(f"folders {split}")
         if split == train:
-            parents = filter(Path.is_dir, parts if divided else [folder])
-            used = {part / name for part in parents for name in list_class_folders(part).values()}
-            unused = _images_below(outermost, used)
+            used = set()
+            for part in filter(Path.is_dir, parts if divided else [folder]):
+                used |= {f"{part}/{inner}" for inner in list_class_folders(part).values()}
+            files = files_below(folder, SkippedFiles())
+            others = [file for file in files if file.rpartition("/")[0] not in used]
+            unused = [file for file in others if Path(file).suffix.lower() in READ]
             if unused:
                 count = f"{len(unused):,} images are outside the class folders that are used"
                 log.warning(f"folders: {count}, such as {visible(unused[0])}")
-            if folder != outermost:
-                log.info(f"folders: {folder} is the only folder, so it has the classes or splits")
         if not divided:
             table = division.select(table, val=split == val)
 

@@ -106,9 +106,9 @@ def _find_files(root: Path) -> dict[str, Path]:
             found.setdefault(split, []).extend(paths)
     if find_split("train", found) in found:
         found.pop("", None)
-    paths = [str(path.relative_to(root)) for split in found.values() for path in split]
-    if len(paths) > len(found):
-        fault = f"several files may have the annotations, {format_list(paths)}"
+    names = [str(path.relative_to(root)) for split in found.values() for path in split]
+    if len(names) > len(found):
+        fault = f"several files may have the annotations, {format_list(names)}"
         raise DataError(f"{root}: {fault}; leave one, or call them train.json and val.json")
     return {split: path for split, [path] in found.items()}
 

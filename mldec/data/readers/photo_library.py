@@ -152,7 +152,7 @@ def read_library(folder: Path, cache_dir: str | None) -> dict[str, dict[str, Any
         except DataError as error:
             return {"error": str(error)}
 
-    values = cached_per_file("keywords 3", folder, stamps, compute, cache_dir)
+    values = cached_per_file("keywords 4", folder, stamps, compute, cache_dir)
     errors = [value["error"] for value in values.values() if "error" in value]
     if errors:
         log.warning(f"keywords: {len(errors):,} photos are left out; the first: {errors[0]}")
@@ -199,6 +199,8 @@ def choose_keywords(
                 kept.append(tuple(keyword))
         chosen[file] = kept
 
+    tops = {keyword[0] for keywords in chosen.values() for keyword in keywords if len(keyword) > 1}
+    _log_names(tops, "top-level keywords have others below them (data.exclude ignores both)")
     unknown = [name for name in excluded if name.casefold() not in found]
     if unknown:
         log.warning(f"data.exclude: no photo has the keywords {format_list(unknown)}")

@@ -46,6 +46,7 @@ DEFAULT_FILE = "data.csv"
 # Paths that `path_inside` does not change. The expression is much faster than the function, which
 # matters for tables with millions of rows.
 _PLAIN = re.compile(r"(?!\.{1,2}(/|$))[^/\\:\0]+(/(?!\.{1,2}(/|$))[^/\\:\0]+)*")
+_ROOT = re.compile(r"/+|[A-Za-z]:[\\/]+|[A-Za-z][A-Za-z0-9+.-]*://+")  # of absolute paths and URLs
 _RULES = Rules()
 
 # Files that identify a dataset format, and the settings that read it.
@@ -209,9 +210,7 @@ def _read(
     return used
 
 
-def find_tables(
-    folder: Path, suffixes: Collection[str] = frozenset(SUFFIXES)
-) -> dict[str, list[Path]]:
+def find_tables(folder: Path, suffixes: Collection[str] = SUFFIXES) -> dict[str, list[Path]]:
     """Return the tables in a folder by split, such as train.csv or train/_classes.csv.
 
     The key of tables without a split in their name is "". `suffixes` are those of the files.
@@ -220,8 +219,7 @@ def find_tables(
     for path in map(Path, user_entries(folder)):
         tables = [path]
         if path.is_dir():
-            is_split = path.name.lower() in SPLITS
-            tables = list(map(Path, user_entries(path))) if is_split else []
+            tables = list(map(Path, user_entries(path))) if path.name.lower() in SPLITS else []
         # A name with several splits, such as train_val, has none.
         words = [word for word in re.split(r"[\W_]+", path.stem.lower()) if word in SPLITS]
         for table in tables:
@@ -366,6 +364,9 @@ def _image_paths(
             f"{sheet.where(row)}: {str(value)!r} is not the path of an image; correct it"
         )
 
+    if folder is not None and folder.is_dir():
+        cells = _found_by_name(sheet, cells, codes, folder)
+
     # The same cell in tables of two folders is a path of two images, so each row has its own cell.
     if beside_tables:
         bases = {name: os.path.relpath(Path(name).parent, folder) for name in set(sheet.tables)}
@@ -399,6 +400,29 @@ def _image_paths(
     images: dict[str, int] = {}
     numbers = [images.setdefault(path, len(images)) for path in paths]
     return list(images), np.array(numbers)[codes], folder
+
+
+def _found_by_name(sheet: Sheet, cells: list[str], codes: np.ndarray, folder: Path) -> list[str]:
+    """Replace paths of another computer and URLs by the only photos with the same last parts."""
+    finder = PhotoFinder(folder)
+    path_of: dict[str, str] = {}
+    rows = np.unique(codes, return_index=True)[1]
+    for index, cell in enumerate(cells):
+        root = _ROOT.match(cell)
+        if not root or cell.startswith(f"{folder}/") or os.path.exists(cell):  # noqa: PTH110
+            continue
+        photo = None
+        rest = cell[root.end() :].replace("\\", "/")
+        while rest and not photo:
+            photo = finder.find_below(rest, sheet.where(rows[index]))
+            rest = rest.partition("/")[2]
+        if photo and path_of.setdefault(photo, cell) != cell:
+            fault = f"{path_of[photo]} and {cell} may both be {photo}"
+            raise DataError(f"{sheet.where(rows[index])}: {fault}; write paths inside {folder}")
+        cells[index] = f"{folder}/{photo}" if photo else cell
+    if path_of:
+        log.info(f"data: {len(path_of):,} paths elsewhere are found in {folder} by their names")
+    return cells
 
 
 def _located(sheet: Sheet, paths: list[str], rows: np.ndarray, folder: Path) -> list[str]:

@@ -24,7 +24,7 @@ from mldec.names import abbreviate, check_names, format_list
 
 NULL = ("", "null", "~")  # YAML without a value, read as text
 # Class names, one per line, in the form of darknet, and of LabelImg and Label Studio.
-LISTS = ("obj.names", "classes.txt", "labels/classes.txt")
+LISTS = ("obj.names", "classes.txt")
 SPLITS = ("train", "val", "valid", "test")
 
 
@@ -65,7 +65,7 @@ def yolo(
         source = files[0]
 
     def load(split: str, _: str | None) -> StoredImages:
-        content = _read(source, folder)
+        content = _read(source)
         present = [key for key in SPLITS if content.get(key)]
         # A single split is divided, except to evaluate all of it.
         if len(present) == 1 and val not in present:
@@ -82,20 +82,19 @@ def yolo(
     return Source(load=load, train=train, val=val, where=source, evaluator=evaluator)
 
 
-def _read(source: Path, folder: Path) -> dict[str, Any]:
+def _read(source: Path) -> dict[str, Any]:
     """Return the content of data.yaml, or the same content from a list of names and the folders."""
-    if source.name not in ("obj.names", "classes.txt"):
+    if source.name not in LISTS:
         with naming_errors(source, DataError, remedy="write keys such as train: FOLDER"):
             entries = expect(read_yaml(source, as_text=True), dict, "it")
             return {key: value for key, value in entries.items() if value not in NULL}
     content: dict[str, Any] = {"names": read_lines(source)}
     for name in SPLITS:
-        for path in (f"{name}.txt", f"images/{name}"):
-            if (folder / path).exists():
-                content["val" if name == "valid" else name] = str(folder / path)
+        if (source.parent / f"{name}.txt").is_file():
+            content["val" if name == "valid" else name] = f"{name}.txt"
     # LabelImg and Label Studio have no splits.
     if len(content) == 1:
-        content["train"] = str(folder / "images" if (folder / "images").is_dir() else folder)
+        content["train"] = "images" if (source.parent / "images").is_dir() else "."
     return content
 
 
@@ -213,21 +212,18 @@ def _existing(label_files: Mapping[Path, Path], what: str) -> dict[Path, Path]:
 
     The keys are the expected files. Files without an image are counted in a warning.
     """
-    existing = {}
-    others = {}
-    of_images = set()
     folders = {file.parent: image.parent for file, image in label_files.items()}
-    for folder in filter(Path.is_dir, folders):
-        for path in map(Path, user_entries(folder)):
-            if path in label_files:
-                existing[path] = path
-            elif path.suffix.lower() == ".txt" and path.stem not in ("classes", *SPLITS):
-                others[_key(path)] = path
-        # Images of other splits may have their label files in the same folder.
-        for path in map(Path, user_entries(folders[folder]) if folders[folder].is_dir() else []):
-            if path.suffix.lower() != ".txt":
-                of_images.add(_key(_label_file(path)))
-
+    listed: set[Path] = set()
+    # Images of other splits may have their label files in the same folders.
+    of_images: set[Path] = set()
+    for folder in filter(Path.is_dir, [*folders, *folders.values()]):
+        files = set(map(Path, user_entries(folder)))
+        if folder in folders:
+            listed |= files
+        of_images |= {_key(_label_file(file)) for file in files if file.suffix.lower() != ".txt"}
+    existing = {file: file for file in listed & label_files.keys()}
+    texts = [path for path in listed - existing.keys() if path.suffix.lower() == ".txt"]
+    others = {_key(path): path for path in texts if path.stem not in ("classes", *SPLITS)}
     for file in label_files.keys() - existing.keys():
         if _key(file) in others:
             existing[file] = others.pop(_key(file))

@@ -104,7 +104,7 @@ def test_only_yaml_file_is_read(build):
     (build.root / "data.yaml").rename(build.root / "dataset.yaml")
     assert by_name(Reader(yolo, build.root)().train) == expected
     (build.root / "other.yaml").write_text("train: images\n")
-    assert "data.yaml" in Reader(yolo, build.root).fault()
+    assert "dataset.yaml, other.yaml" in Reader(yolo, build.root).fault()
 
 
 def test_single_split_is_divided(build):
