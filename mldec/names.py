@@ -17,8 +17,7 @@ _Name = TypeVar("_Name")
 # control a terminal, break a line or be invalid in UTF-8.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
-# Spaces of any width, and invisible characters. The joiners of emoji and words (U+200C, U+200D) are
-# not among them.
+# Spaces of any width, and invisible characters except for the joiners of emoji and words.
 _BLANKS = re.compile(r"[ \xa0\u1680\u2000-\u200a\u202f\u205f\u3000]+")
 _INVISIBLE = re.compile(r"[\xad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 
