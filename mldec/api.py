@@ -28,6 +28,7 @@ from mldec.evaluation.options import naming_keywords
 from mldec.files.atomic import replacing
 from mldec.files.run_folder import LOG_FILE, find_checkpoint, read_facts, read_log, set_aside
 from mldec.files.tables import SUFFIXES, with_index
+from mldec.files.text import expand_user
 from mldec.names import abbreviate, given_names
 from mldec.runtime.console import console_output, to_console
 from mldec.runtime.signals import StopRequest
@@ -176,7 +177,7 @@ def _data_option(experiment: str | Config, data: Any, words: Sequence[str]) -> l
         return [] if reads_csv else ["data=csv"]
 
     # Tables are the default for own photos, so look for the other forms.
-    folder = Path(data).expanduser()
+    folder = expand_user(data)
     if not reads_csv or not folder.is_dir() or (folder / "data.csv").exists():
         return []
     layouts = find_layouts(folder)
@@ -209,7 +210,7 @@ def _with_data(config: Config, data: Any, folder: Path) -> tuple[Config, Any]:
     if not isinstance(data, str | os.PathLike):
         return _parse_table(config, data, folder)
 
-    path = Path(data).expanduser().absolute()
+    path = expand_user(data).absolute()
     settings = {"root": str(path)}
     if _is_table(data):
         settings = {"root": str(path.parent), "file": path.name}

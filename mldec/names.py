@@ -6,15 +6,20 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
+from unicodedata import normalize
 
 from mldec.errors import DataError
-from mldec.files.text import read_lines
+from mldec.files.text import expand_user, read_lines
 
 _Name = TypeVar("_Name")
 
 # Control characters (C0, DEL, C1), line and paragraph separators, and surrogates. They could
 # control a terminal, break a line or be invalid in UTF-8.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+# Spaces of any width, and invisible characters except for the joiners of emoji and words.
+_BLANKS = re.compile(r"[ \xa0\u1680\u2000-\u200a\u202f\u205f\u3000]+")
+_INVISIBLE = re.compile(r"[\xad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 
 
 def name_fault(name: object) -> str | None:
@@ -49,12 +54,15 @@ def numbered_names(count: int) -> tuple[str, ...]:
 
 
 def as_name(value: object, where: str | Path) -> str:
-    """Validate a class name from a file. Numbers are converted to text.
+    """Validate a class name from a file, and remove differences that no reader can see.
 
-    `where` is the file and the row, for messages. Raises DataError if the name is not valid.
+    Unicode is normalized (NFC), blanks are joined and stripped, and invisible characters removed.
+    Numbers are converted to text. `where` is the file and the row, for messages. Raises DataError
+    if the name is not valid.
     """
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = str(value)
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        value = _INVISIBLE.sub("", normalize("NFC", str(value)))
+        value = _BLANKS.sub(" ", value).strip(" ")
     fault = name_fault(value)
     if fault is not None:
         raise DataError(f"{where}: the class name {abbreviate(value)} {fault}; rename it")
@@ -90,7 +98,7 @@ def given_names(classes: str | list[str] | None, root: Path) -> tuple[str, ...] 
     if classes is None:
         return None
     if isinstance(classes, str):
-        path = root / Path(classes).expanduser()
+        path = root / expand_user(classes)
         return check_names(read_lines(path), path)
     return check_names(map(str.strip, classes), "data.classes")
 

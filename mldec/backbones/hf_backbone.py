@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from mldec.backbones.timm_backbone import (
     read_weights,
 )
 from mldec.errors import ConfigError, naming_errors, suggest
+from mldec.files.text import expand_user
 from mldec.tokens import freeze
 
 # Shapes: B batch, H and W image height and width in pixels, N tokens, C backbone width
@@ -150,7 +150,7 @@ def _load_weights(network: Any, name: str, pretrained: bool | str) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
-    source: str | None = str(Path(name).expanduser())
+    source: str | None = str(expand_user(name))
     state = None
     if pretrained is not True:
         source = None

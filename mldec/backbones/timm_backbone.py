@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from pathlib import Path
 from typing import Any, Literal
 
 import timm
@@ -17,6 +16,7 @@ from timm.models._manipulate import group_with_matcher  # in its __all__, and ex
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError, naming_errors, suggest
+from mldec.files.text import expand_user
 from mldec.names import format_list
 from mldec.runtime.environment import quick_hub
 from mldec.tokens import (
@@ -121,7 +121,7 @@ def check_drop_path(drop_path: float | None) -> None:
 
 def read_weights(path: str) -> dict[str, Any]:
     """Read a state dict of plain tensors from a file."""
-    state = load_state_dict(str(Path(path).expanduser()), weights_only=True)
+    state = load_state_dict(str(expand_user(path)), weights_only=True)
     # timm would ignore an empty state dict and download weights.
     assert state, "no tensors"
     return dict(state)

@@ -264,9 +264,11 @@ def recognize(
         groups = [group] if group is not None and rules.group_column is None else []
         _check_unused(sheet, class_columns, left + groups)
 
+    names = check_names(names_of(class_columns), sheet.source)
+    pairs = zip(class_columns, names, strict=True)
+    class_columns = [replace(column, name=name) for column, name in pairs]
     roles = Roles(path, split, group, labels, value, negatives, class_columns)
     _log_roles(sheet, roles, left)
-    check_names(names_of(class_columns), sheet.source)
     return roles
 
 

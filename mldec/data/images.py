@@ -23,7 +23,8 @@ FORMATS: tuple[str, ...] = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", 
 # Lowercase suffixes of supported image files, and of unsupported ones: newer formats, camera raw
 # files, formats of graphics programs, and of medical and scientific images.
 _READ = (
-    ".jpg .jpeg .jpe .jfif .png .apng .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .pnm .avif .avifs"
+    ".jpg .jpeg .jpe .jfif .mpo .png .apng .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .pnm "
+    ".avif .avifs"
 )
 _NOT_READ = """
     .jxl .jxr .jp2 .j2k .jpx
@@ -37,7 +38,7 @@ NOT_READ = frozenset(_NOT_READ.split())
 
 # HEIC files need the package pillow-heif. It rotates them by their `irot` property, and reduces 10
 # and 12 bits per channel to 8.
-HEIF = frozenset((".heic", ".heif", ".hif"))
+HEIF = frozenset((".heic", ".heics", ".heif", ".hif"))
 try:
     import pillow_heif
 except ImportError:

@@ -37,8 +37,9 @@ _LISTS = {
     _SUBJECT: "|",
 }
 
-# Names of people. The first is a list, the others are fields of a region in the photo.
+# Names of people. The first are lists, the others are fields of a region in the photo.
 _PERSONS = "{http://iptc.org/std/Iptc4xmpExt/2008-02-29/}PersonInImage"
+_MEDIAPRO_PEOPLE = "{http://ns.iview-multimedia.com/mediapro/1.0/}People"
 _DISPLAY_NAME = "{http://ns.microsoft.com/photo/1.2/t/Region#}PersonDisplayName"
 _REGION = "{http://www.metadataworkinggroup.com/schemas/regions/}"
 
@@ -46,7 +47,7 @@ _REGION = "{http://www.metadataworkinggroup.com/schemas/regions/}"
 # under the translation of "People"; the others are conventions of users.
 _PEOPLE = """
     people person persons faces personen leute menschen gesichter personnes gens visages
-    personas gente rostros
+    personas gente rostros persone pessoas mensen människor mennesker ihmiset люди ludzie 人物
 """
 ALBUMS = frozenset(("albums", "alben", "álbumes"))
 _NOT_CONTENT = ALBUMS | set(_PEOPLE.split())
@@ -60,6 +61,7 @@ _PROGRAM_TAG = re.compile(
     _digikam_\w+ | (color|pick)[ ]label[ ]\w+ | scanned[ ]for[ ]faces | need[ ]to[ ]train[ ]faces
     | need[ ]resolving[ ]history | need[ ]tagging[ ]history[ ]graph | version[ ]always[ ]visible
     | (original|intermediate|current)[ ]version | iphoto[ ]original | geotagged | \w+:\w+=.*
+    | (lat|lon|alt)=[-+.\d]+ | [*★☆]+
     """,
     re.IGNORECASE | re.VERBOSE,
 )
@@ -121,7 +123,7 @@ def read_keywords(photo: Path) -> PhotoKeywords:
     A keyword is a person or an album if its top-level parent is "People" (digiKam's faces, and a
     convention of Lightroom's users), "Albums" or a translation, or if its name is the name of a
     face or pet region (MWG regions of digiKam, Lightroom and Picasa), of a Microsoft people tag, or
-    in Iptc4xmpExt:PersonInImage. Names are compared ignoring case.
+    in Iptc4xmpExt:PersonInImage or mediapro:People. Names are compared ignoring case.
 
     Embedded metadata is read from the formats of `read_image`. Files of other formats have only
     sidecars. Parts beyond the first 64 KiB of an embedded packet (extended XMP) are not read.
@@ -192,7 +194,7 @@ class _Lists:
         if not len(element):
             texts = [element.text or ""]
 
-        if element.tag == _PERSONS:
+        if element.tag in (_PERSONS, _MEDIAPRO_PEOPLE):
             self.persons |= dict.fromkeys(filter(None, map(_clean, texts)))
         elif element.tag in _LISTS:
             for text in texts:

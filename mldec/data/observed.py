@@ -10,7 +10,7 @@ import numpy as np
 from mldec.data.labels import Labels, from_dense
 from mldec.data.types import StoredImages
 from mldec.errors import ConfigError, DataError, log, naming_errors
-from mldec.files.text import read_lines
+from mldec.files.text import expand_user, read_lines
 from mldec.names import abbreviate
 
 MAX_CELLS = 10**9  # largest number of labels that become a matrix, of one byte each
@@ -72,7 +72,7 @@ class Observed:
         if self.observed_list is not None:
             # The list names files, so that it does not depend on the order of the images.
             files = [images.name(index) for index in range(len(images))]
-            chosen = listed_positives(labels, files, Path(self.observed_list).expanduser())
+            chosen = listed_positives(labels, files, expand_user(self.observed_list))
         elif self.observed is not None:
             chosen = random_positives(labels, self.observed_seed, self.observed)
         elif self.single_positive is not None:

@@ -29,7 +29,8 @@ _JUNK = re.compile(
     | @recycle | @recently-snapshot | ~snapshot                             # QNAP and NetApp
     | files_trashbin | files_versions | appdata_\w+                         # Nextcloud
     | .*\.lrdata | .*\.lrcat-data | captureone          # previews of Lightroom and Capture One
-    | thmbnl                                            # previews of videos of Sony's cameras
+    | thmbnl | ipod\ photo\ cache             # previews of Sony's cameras and of iTunes
+    | (?-i:RECYCLER|RECYCLED) | ~\$.*                   # older Windows, and open files of Office
     """,
     re.VERBOSE | re.IGNORECASE,
 )

@@ -16,7 +16,7 @@ from mldec.data.tasks import MakeEvaluator, ZeroShot
 from mldec.data.transforms import TrainTransform, View
 from mldec.data.types import Classes, DataModule, ImageFiles, Split, StoredImages
 from mldec.errors import ConfigError, DataError, documented, log
-from mldec.files.text import read_lines
+from mldec.files.text import expand_user, read_lines
 from mldec.words.types import VectorOrigin
 
 
@@ -142,7 +142,7 @@ def _select_listed(images: StoredImages, train_list: str | None) -> StoredImages
     if train_list is None:
         return images
 
-    path = Path(train_list).expanduser()
+    path = expand_user(train_list)
     # Lists of COCO-MLT have numbers without the leading zeros of the file names.
     ids = [Path(images.name(index)).stem.lstrip("0") for index in range(len(images))]
     listed = {Path(line).stem.lstrip("0") for line in read_lines(path)}
@@ -180,7 +180,8 @@ def _log_groups(split: str, images: StoredImages) -> None:
 def _without_absent(source: Source, split: str, images: StoredImages, absent: str) -> StoredImages:
     """Return the existing images of a split. `absent` is the setting of `FileSettings`."""
     if not len(images):
-        raise DataError(f"{source.where}: {split} has no image; check the name of the split")
+        fix = "change data.val_fraction" if images.is_divided else "check the name of the split"
+        raise DataError(f"{source.where}: {split} has no image; {fix}")
     storage = images.storage
     if absent == "unchecked" or not isinstance(storage, ImageFiles):
         return images

@@ -36,11 +36,14 @@ def find_split(wanted: str, present: Collection[str]) -> str:
 
 
 def check_val(val: str, present: Collection[str], where: Path) -> None:
-    """Raise DataError if the validation split is absent but has another common name."""
+    """Raise DataError if the validation split is absent. The hint is another common name of it."""
     for meaning in ("val", "test"):
         others = sorted(name for name in present if SPLITS.get(name.lower()) == meaning)
         if val not in present and others:
             raise DataError(f"{where}: there is no split {val!r}; pass data.val={others[0]}")
+    if val not in present:
+        names = format_list(sorted(filter(None, present)))
+        raise DataError(f"{where}: there is no split {val!r} among {names}; pass data.val=NAME")
 
 
 def log_split(what: str, split: str, images: StoredImages) -> StoredImages:

@@ -128,6 +128,6 @@ def path_inside(path: str, where: str, *, folder: Path | None = None) -> str:
     is_absolute = parts[0] == "" or parts[0].endswith(":")
     if is_absolute or ".." in parts or "\0" in path:
         inside = f"the image folder {folder}" if folder else "the image folder"
-        raise DataError(f"{where}: {given} is not a path inside {inside}; correct it")
+        raise DataError(f"{where}: {given} is not a path inside {inside}; make it relative")
 
     return "/".join(part for part in parts if part not in ("", "."))

@@ -12,6 +12,7 @@ from mldec.data.types import Classes, StoredImages
 from mldec.errors import ConfigError, DataError, documented, log
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.files.text import expand_user
 from mldec.names import format_list, indices_of
 from mldec.words.types import PREFIX, PROMPT, WordVectors
 
@@ -177,10 +178,10 @@ class VectorSettings:
             )
             if self.descriptions is None:
                 return vectors
-            path = folder / Path(self.descriptions).expanduser()
+            path = folder / expand_user(self.descriptions)
             return with_descriptions(vectors, self.vectors, path, cache_dir=self.cache_dir)
 
-        path = folder / Path(self.vectors).expanduser()
+        path = folder / expand_user(self.vectors)
         has_names_file = path.suffix != ".txt" and path.with_suffix(".txt").is_file()
         return load_word_vectors(str(path), names, order=None if has_names_file else order)
 

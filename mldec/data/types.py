@@ -20,7 +20,7 @@ from mldec.data.table import Table
 from mldec.data.transforms import EvalTransform, Transform
 from mldec.errors import DataError
 from mldec.evaluators import Evaluator
-from mldec.files.text import read_bytes
+from mldec.files.text import expand_user, read_bytes
 from mldec.names import names_fault
 from mldec.runtime.console import progress_bar
 from mldec.words.types import VectorOrigin
@@ -338,7 +338,7 @@ def check_folder(root: str, what: str) -> Path:
 
     Raises DataError if it is not a folder, is empty or cannot be listed.
     """
-    folder = Path(root).expanduser().absolute()
+    folder = expand_user(root).absolute()
     # An empty folder often means that a disk is not mounted.
     if not folder.is_dir() or not any(list_folder(folder)):
         fault = "is empty" if folder.is_dir() else "is not a folder"

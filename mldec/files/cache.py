@@ -10,6 +10,7 @@ import numpy as np
 
 from mldec.errors import DataError, brief, log
 from mldec.files.atomic import replacing, to_json, write_file
+from mldec.files.text import expand_user
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,7 +21,7 @@ FORMAT = 6  # version of cached tables; increase it when the meaning of an array
 def cache_folder(cache_dir: str | None) -> Path:
     """Return the cache folder: the setting, else $XDG_CACHE_HOME/mldec, else ~/.cache/mldec."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mldec")
-    return Path(cache_dir or default).expanduser()
+    return expand_user(cache_dir or default)
 
 
 def network_hash(network: "nn.Module", *facts: object) -> str:

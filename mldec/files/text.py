@@ -5,6 +5,7 @@ Unreadable files raise DataError with the file name.
 
 import errno
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,11 @@ from typing import Any, TextIO, TypeVar
 import yaml
 
 from mldec.errors import DataError, brief, naming_errors
+
+
+def expand_user(path: str | os.PathLike[str]) -> Path:
+    """Return a path with `~` or `~USER` expanded, unless there is no such user."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 def open_binary(path: str | Path) -> BufferedReader:

@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 
 from mldec.errors import ConfigError, naming_errors, suggest
 from mldec.files.cache import cache_folder, read_cached, write_cached
-from mldec.files.text import read_lines
+from mldec.files.text import expand_user, read_lines
 from mldec.files.torch_files import sha256_of
 from mldec.runtime import distributed
 from mldec.runtime.console import progress_bar
@@ -60,14 +60,14 @@ class ClipSource:
         It may have the prefix "local-dir:".
         """
         name = text.removeprefix(PREFIX)
-        folder = Path(name.removeprefix(LOCAL)).expanduser().absolute()
+        folder = expand_user(name.removeprefix(LOCAL)).absolute()
         if name.startswith(LOCAL) or (name and folder.is_dir()):
             return cls(text, f"{LOCAL}{folder}", None, folder=folder)
         if name.startswith(HUB):
             return cls(text, name, None)
 
         model, _, weights = name.partition(":")
-        path = Path(weights).expanduser()
+        path = expand_user(weights)
         if path.is_file():
             path = path.absolute()
             return cls(text, model, str(path), file=path)
@@ -314,7 +314,7 @@ def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
 
     templates: tuple[str, ...] = (prompts,)
     where = "data.prompts"
-    path = folder / Path(prompts).expanduser()
+    path = folder / expand_user(prompts)
     if PLACE not in prompts and prompts and path.is_file():
         templates = tuple(read_lines(path))
         where = f"data.prompts: {path}"

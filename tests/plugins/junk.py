@@ -28,10 +28,14 @@ PHOTOS = [
     "files_trashbin/files/1.jpg",
     "Catalog Previews.lrdata/1.jpg",
     "CaptureOne/Cache/1.jpg",
+    "RECYCLER/S-1-5-21/Dc1.jpg",
+    "iPod Photo Cache/T1.jpg",
+    "~$1.jpg",
 ]
 # Previews in folders that may also contain photos of the user.
 NESTED = ["PRIVATE/M4ROOT/THMBNL/C0001T01.JPG", "My.photoslibrary/resources/derivatives/1.jpg"]
 FILES = {"._1.jpg": APPLE_DOUBLE, "__MACOSX/._2.jpg": APPLE_DOUBLE, "Thumbs.db": b"thumbnails"}
+FILES |= dict.fromkeys(("._a.csv", "._a.json", "._a.yaml", "~$a.xlsx"), APPLE_DOUBLE)
 
 
 def plant(folder: Path, *, links: bool = True, nested: bool = True) -> None:

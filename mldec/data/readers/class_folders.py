@@ -12,15 +12,15 @@ import numpy as np
 from mldec.data.cache import cached_table
 from mldec.data.images import READ
 from mldec.data.labels import from_single
-from mldec.data.photos import SkippedFiles, user_entries
+from mldec.data.photos import SkippedFiles, files_below, user_entries
 from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT_BY_HASH, SPLITS, HoldOut, check_val, find_split, log_split
 from mldec.data.table import Table, TableBuilder, encode_paths
 from mldec.data.tasks import single_label
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, naming_errors
+from mldec.errors import DataError, log, naming_errors, visible
 from mldec.files.tables import csv_columns
-from mldec.files.text import expect, read_json, read_lines
+from mldec.files.text import expand_user, expect, read_json, read_lines
 from mldec.names import (
     as_name,
     check_names,
@@ -53,22 +53,28 @@ def read_class_folders(
         classes: list[int] = []
         # The order of the given classes, so that the images are sorted by class index.
         for name in sorted(present, key=columns.__getitem__):
-            images = list_images(folder / name)
-            files += [f"{name}/{image}" for image in images]
+            images = list_images(folder / present[name])
+            files += [f"{present[name]}/{image}" for image in images]
             classes += [columns[name]] * len(images)
 
         labels = from_single(np.array(classes, np.int32), len(display_names))
         return Table(encode_paths(files), labels, display_names)
 
     chosen = (tuple(class_names), display_names, sorted(READ))
-    sources = [folder] + [folder / name for name in present]
-    return cached_table(f"folders 2 {chosen}", sources, parse, cache_dir)
+    sources = [folder] + [folder / name for name in present.values()]
+    return cached_table(f"folders 3 {chosen}", sources, parse, cache_dir)
 
 
-def list_class_folders(folder: Path, skipped: SkippedFiles | None = None) -> list[str]:
-    """Return the sorted names of the user's folders in a folder."""
-    entries = user_entries(folder, skipped)
-    return [as_name(entry.name, folder) for entry in entries if entry.is_dir()]
+def list_class_folders(folder: Path, skipped: SkippedFiles | None = None) -> dict[str, str]:
+    """Return the names of the user's folders by the names of their classes, see `as_name`."""
+    folders: dict[str, str] = {}
+    for entry in user_entries(folder, skipped):
+        if entry.is_dir():
+            other = folders.setdefault(as_name(entry.name, folder), entry.name)
+            if other != entry.name:
+                fault = f"{other!a} and {entry.name!a} have the same name"
+                raise DataError(f"{folder}: {fault}; move the images into one of them")
+    return dict(sorted(folders.items()))
 
 
 def list_images(folder: Path) -> list[str]:
@@ -78,9 +84,11 @@ def list_images(folder: Path) -> list[str]:
     images = [name for name in files if Path(name).suffix.lower() in READ]
 
     # Do not silently ignore images in inner folders.
-    if not images and len(files) < len(entries):
-        fault = "it has folders and no image"
-        raise DataError(f"{folder}: {fault}; move the images out of the inner folders")
+    inner = [entry.path for entry in entries if entry.is_dir() and not entry.is_symlink()]
+    below = [Path(file) for path in inner for file in files_below(path, SkippedFiles())]
+    if (inner and not images) or any(file.suffix.lower() in READ for file in below):
+        fault = "it has images in inner folders" + (" and of its own" if images else " only")
+        raise DataError(f"{folder}: {fault}; move them, or set data.root to the folder around them")
     return images
 
 
@@ -98,7 +106,7 @@ def folders(
 
     The layout is root/train/CLASS/*.jpg and root/val/CLASS/*.jpg, or other common names of both
     folders such as Training and valid. If `root` has neither of these folders, root/CLASS/*.jpg is
-    split in a reproducible way.
+    split in a reproducible way. Images outside the folders that are used are counted.
 
     Args:
         classes: Class names in order, or a text file with one name per line. None takes the sorted
@@ -115,24 +123,27 @@ def folders(
     divided = (folder / train).is_dir() or (folder / val).is_dir()
     present = list_class_folders(folder)
     train_name = find_split(train, present)
+    num_splits = sum(name in (train, val) or name.lower() in SPLITS for name in present)
     if not divided and train_name in present:
-        divided = sum(name.lower() in SPLITS for name in present) > 1
+        divided = num_splits > 1
+    # A folder of a split has folders. Beside other folders, one that has images only is a class.
+    parts = [folder / present.get(name, name) for name in (train_name, find_split(val, present))]
+    if num_splits < len(present):
+        divided &= any(list_class_folders(part) for part in parts if part.is_dir())
 
     def load(split: str, cache_dir: str | None) -> StoredImages:
-        name = find_split(split, present)
-        if divided and split == val:
-            check_val(name, present, folder)
+        if divided and split == val and not parts[1].is_dir():
+            check_val(find_split(val, present), present, folder)
 
         # Both splits use the class folders of the training split.
-        parent = folder / train_name if divided else folder
-        class_names = names or list_class_folders(parent)
-        class_names = check_names(class_names, folder)
+        parent = parts[0] if divided else folder
+        class_names = check_names(names or list_class_folders(parent), folder)
 
-        parent = folder / name if divided else folder
+        parent = parts[split == val] if divided else folder
         table = read_class_folders(parent, class_names, class_names, cache_dir)
         images = in_folder(table, parent)
         skipped = SkippedFiles()
-        for class_folder in list_class_folders(parent, skipped):
+        for class_folder in list_class_folders(parent, skipped).values():
             for entry in user_entries(parent / class_folder, skipped):
                 skipped.accepts(f"{class_folder}/{entry.name}")
         if skipped and not len(images):
@@ -140,6 +151,16 @@ def folders(
         # An undivided folder has the same files for both splits. Warn only once.
         if divided or split == train:
             skipped.log(f"folders {split}")
+        if split == train:
+            used = set()
+            for part in filter(Path.is_dir, parts if divided else [folder]):
+                used |= {f"{part}/{inner}" for inner in list_class_folders(part).values()}
+            files = files_below(folder, SkippedFiles())
+            others = [file for file in files if file.rpartition("/")[0] not in used]
+            unused = [file for file in others if Path(file).suffix.lower() in READ]
+            if unused:
+                count = f"{len(unused):,} images are outside the class folders that are used"
+                log.warning(f"folders: {count}, such as {visible(unused[0])}")
         if not divided:
             images = division.select(images, val=split == val)
         return log_split("folders", split, images)
@@ -188,7 +209,7 @@ def imagenet(
     def load(split: str, cache_dir: str | None) -> StoredImages:
         table = _read_split(folder, split, wnids, cache_dir)
         if real_labels and split == val:
-            table = _with_real_labels(table, Path(real_labels).expanduser())
+            table = _with_real_labels(table, expand_user(real_labels))
 
         return log_split("imagenet", split, in_folder(table, folder / split))
 
@@ -216,9 +237,9 @@ def _wnids(class_map: str, train: Path) -> list[str]:
     if class_map == "imagenet1k":
         return sorted(_read_info("imagenet_synsets.txt").split())
     if class_map == "folders":
-        return list_class_folders(train)
+        return sorted(list_class_folders(train).values())
 
-    file = Path(class_map).expanduser()
+    file = expand_user(class_map)
     # Such lists often have the name of the class after the id.
     wnids = [line.split()[0] for line in read_lines(file)]
     return sorted(check_names(wnids, file))

@@ -12,6 +12,7 @@ import numpy as np
 
 from mldec.data.cache import cached_table
 from mldec.data.labels import from_statements
+from mldec.data.readers.tables import find_tables
 from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, SPLITS, HoldOut, check_val, find_split, log_split
 from mldec.data.table import Table, encode_paths, path_inside
@@ -26,7 +27,7 @@ from mldec.data.tasks import (
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, log, naming_errors
 from mldec.files.text import member, read_json, unique
-from mldec.names import COCO_NAMES, abbreviate, as_name, indices_of, names_fault
+from mldec.names import COCO_NAMES, abbreviate, check_names, format_list, indices_of
 
 _ROBOFLOW = "_annotations.coco.json"  # in the image folder of a split
 _REMEDY = "correct it, or use a COCO instances file"
@@ -47,8 +48,9 @@ def coco(
 
     Args:
         root: Folder with annotations/instances_{split}.json and the image folders {split}/ or
-            images/{split}/, a Roboflow export with {split}/_annotations.coco.json, or an export
-            with a single JSON file and images/, such as those of CVAT and Label Studio.
+            images/{split}/, a Roboflow export with {split}/_annotations.coco.json, other files
+            with the name of a split, such as train.json, or an export with a single JSON file and
+            images/ or data/, such as those of CVAT, Label Studio and FiftyOne.
         annotated_only: Omit images without objects, as in the official code. 82,081 of 82,783
             training images and 40,137 of 40,504 validation images of 2014 remain.
         division: Held-out images if there is a single file without the name of a validation split.
@@ -92,10 +94,21 @@ def _find_files(root: Path) -> dict[str, Path]:
         files[path.stem.removeprefix("instances_")] = path
     for path in root.glob(f"*/{_ROBOFLOW}"):
         files[path.parent.name] = path
-    others = list(root.glob("*.json")) + list(root.glob("annotations/*.json"))
-    if not files and len(others) == 1:
-        files[""] = others[0]
-    return files
+    if files:
+        return files
+
+    # Files with the name of a split, such as train.json or train/annotations.json, or one file.
+    found = find_tables(root, (".json",))
+    if (root / "annotations").is_dir():
+        for split, paths in find_tables(root / "annotations", (".json",)).items():
+            found.setdefault(split, []).extend(paths)
+    if find_split("train", found) in found:
+        found.pop("", None)
+    names = [str(path.relative_to(root)) for split in found.values() for path in split]
+    if len(names) > len(found):
+        fault = f"several files may have the annotations, {format_list(names)}"
+        raise DataError(f"{root}: {fault}; leave one, or call them train.json and val.json")
+    return {split: path for split, [path] in found.items()}
 
 
 def _load_split(
@@ -116,11 +129,11 @@ def _load_split(
         condition = " with an object" if annotated_only else ""
         raise DataError(f"{annotations}: no image{condition}; restore it")
 
-    # The images are in the first of these folders that contains the first image.
-    folders = [root / split, root / "images" / split, root / "images", root]
-    first = os.fsdecode(table.files[0])
-    found = (folder for folder in folders if (folder / first).is_file())
-    return log_split("coco", split, in_folder(table, next(found, folders[0])))
+    # The first of these folders that has most of the first images. FiftyOne calls it data.
+    folders = [root / split, root / "images" / split, root / "images", root / "data", root]
+    first = list(map(os.fsdecode, table.files[:20]))
+    num_found = [sum((folder / name).is_file() for name in first) for folder in folders]
+    return log_split("coco", split, in_folder(table, folders[num_found.index(max(num_found))]))
 
 
 def _parse(annotations: Path) -> Table:
@@ -143,8 +156,8 @@ def _parse(annotations: Path) -> Table:
             path = path_inside(file, f"{annotations}: file_name of image {image}")
             files.append((path, f"the id {image}"))
         unique(files, "the file")
-        where = f"{annotations}: categories"
-        names = [as_name(name, where) for name in categories.values()]
+        # Categories of merged files may have the same name, which would be ambiguous.
+        names = check_names(categories.values(), f"{annotations}: categories")
 
     # Use flat arrays, not a matrix. There may be thousands of categories, and few per image.
     rows = indices_of(images)
@@ -156,11 +169,6 @@ def _parse(annotations: Path) -> Table:
             image_rows.append(_find(rows, entry, "image_id"))
             class_columns.append(_find(columns, entry, "category_id"))
 
-    # Categories of merged files may have the same name, which would be ambiguous.
-    fault = names_fault(names)
-    if fault is not None:
-        raise DataError(f"{annotations}: {fault}; merge or rename them")
-
     labels, _ = from_statements(
         np.array(image_rows, np.int64),
         np.array(class_columns, np.int64),
@@ -169,7 +177,7 @@ def _parse(annotations: Path) -> Table:
         num_classes=len(columns),
         default=0,
     )
-    return Table(encode_paths([path for path, _ in files]), labels, tuple(names))
+    return Table(encode_paths([path for path, _ in files]), labels, names)
 
 
 def _by_id(content: Any, key: str, text: str, annotations: Path) -> dict[int | str, Any]:

@@ -23,6 +23,7 @@ from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, log
+from mldec.files.text import expand_user
 from mldec.files.xmp import Keyword
 from mldec.names import check_names, format_list, given_names, indices_of
 from mldec.runtime import distributed
@@ -79,7 +80,7 @@ def keywords(
     evaluator = multi_label(threshold, top_k=top_k, skip_empty=skip_empty)
     folder = check_folder(root, "the photos")
     excluded = given_names(exclude, folder) or ()
-    class_list = None if synonyms is None else folder / Path(synonyms).expanduser()
+    class_list = None if synonyms is None else folder / expand_user(synonyms)
 
     def read_all(cache_dir: str | None) -> Table:
         photos = read_library(folder, cache_dir)
@@ -150,7 +151,7 @@ def read_library(folder: Path, cache_dir: str | None) -> dict[str, dict[str, Any
         except DataError as error:
             return {"error": str(error)}
 
-    values = cached_per_file("keywords 3", folder, stamps, compute, cache_dir)
+    values = cached_per_file("keywords 4", folder, stamps, compute, cache_dir)
     errors = [value["error"] for value in values.values() if "error" in value]
     if errors:
         log.warning(f"keywords: {len(errors):,} photos are left out; the first: {errors[0]}")
@@ -197,6 +198,8 @@ def choose_keywords(
                 kept.append(tuple(keyword))
         chosen[file] = kept
 
+    tops = {keyword[0] for keywords in chosen.values() for keyword in keywords if len(keyword) > 1}
+    _log_names(tops, "top-level keywords have others below them (data.exclude ignores both)")
     unknown = [name for name in excluded if name.casefold() not in found]
     if unknown:
         log.warning(f"data.exclude: no photo has the keywords {format_list(unknown)}")

@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from os import DirEntry
 from pathlib import Path, PurePath
@@ -36,6 +36,7 @@ from mldec.data.types import Annotations, StoredImages, check_folder
 from mldec.errors import DataError, log
 from mldec.files.atomic import csv_lines
 from mldec.files.tables import SUFFIXES, read_table, simple_name
+from mldec.files.text import expand_user
 from mldec.names import format_list, given_names, indices_of, unknown_class
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ DEFAULT_FILE = "data.csv"
 # Paths that `path_inside` does not change. The expression is much faster than the function, which
 # matters for tables with millions of rows.
 _PLAIN = re.compile(r"(?!\.{1,2}(/|$))[^/\\:\0]+(/(?!\.{1,2}(/|$))[^/\\:\0]+)*")
+_ROOT = re.compile(r"/+|[A-Za-z]:[\\/]+|[A-Za-z][A-Za-z0-9+.-]*://+")  # of absolute paths and URLs
 _RULES = Rules()
 
 # Files that identify a dataset format, and the settings that read it.
@@ -101,7 +103,7 @@ def csv_table(
         ValueError: If an argument is out of range or does not fit the file.
     """
     evaluator = multi_label(threshold, top_k=top_k, skip_empty=skip_empty)
-    where = Path(file).expanduser()
+    where = expand_user(file)
     annotations = in_memory
     if annotations is None:
         folder = check_folder(root, "the table")
@@ -114,7 +116,7 @@ def csv_table(
             rules,
             given_names(classes, folder),
             exclusive=exclusive,
-            folder=folder / Path(images).expanduser(),
+            folder=folder / expand_user(images),
             beside_tables=beside and not images,
         )
     if exclusive:
@@ -212,20 +214,20 @@ def _read(
     return used
 
 
-def find_tables(folder: Path) -> dict[str, list[Path]]:
+def find_tables(folder: Path, suffixes: Collection[str] = SUFFIXES) -> dict[str, list[Path]]:
     """Return the tables in a folder by split, such as train.csv or train/_classes.csv.
 
-    The key of tables without a split in their name is "".
+    The key of tables without a split in their name is "". `suffixes` are those of the files.
     """
     found: dict[str, list[Path]] = {}
     for path in map(Path, user_entries(folder)):
         tables = [path]
         if path.is_dir():
-            tables = sorted(path.iterdir()) if path.name.lower() in SPLITS else []
+            tables = list(map(Path, user_entries(path))) if path.name.lower() in SPLITS else []
         # A name with several splits, such as train_val, has none.
         words = [word for word in re.split(r"[\W_]+", path.stem.lower()) if word in SPLITS]
         for table in tables:
-            if table.suffix.lower() in SUFFIXES and table.is_file():
+            if table.suffix.lower() in suffixes and table.is_file():
                 found.setdefault(words[0] if len(words) == 1 else "", []).append(table)
     return found
 
@@ -369,6 +371,9 @@ def _image_paths(
             f"{sheet.where(row)}: {str(value)!r} is not the path of an image; correct it"
         )
 
+    if folder is not None and folder.is_dir():
+        cells = _found_by_name(sheet, cells, codes, folder)
+
     # The same cell in tables of two folders is a path of two images, so each row has its own cell.
     if beside_tables:
         bases = {name: os.path.relpath(Path(name).parent, folder) for name in set(sheet.tables)}
@@ -384,7 +389,7 @@ def _image_paths(
         is_inside = all(cell[0] != "/" or cell.startswith(inside) for cell in cells)
     if folder is None or not is_inside:
         start = folder or Path.cwd()
-        cells = [os.path.normpath(start / Path(cell).expanduser()) for cell in cells]
+        cells = [os.path.normpath(start / expand_user(cell)) for cell in cells]
         parent = Path(os.path.commonpath({cell.rpartition("/")[0] or "/" for cell in cells}))
         if folder is None and not parent.is_dir():
             raise DataError(f"{sheet.source}: {cells[0]} does not exist; correct the paths")
@@ -402,6 +407,29 @@ def _image_paths(
     images: dict[str, int] = {}
     numbers = [images.setdefault(path, len(images)) for path in paths]
     return list(images), np.array(numbers)[codes], folder
+
+
+def _found_by_name(sheet: Sheet, cells: list[str], codes: np.ndarray, folder: Path) -> list[str]:
+    """Replace paths of another computer and URLs by the only photos with the same last parts."""
+    finder = PhotoFinder(folder)
+    path_of: dict[str, str] = {}
+    rows = np.unique(codes, return_index=True)[1]
+    for index, cell in enumerate(cells):
+        root = _ROOT.match(cell)
+        if not root or cell.startswith(f"{folder}/") or os.path.exists(cell):  # noqa: PTH110
+            continue
+        photo = None
+        rest = cell[root.end() :].replace("\\", "/")
+        while rest and not photo:
+            photo = finder.find_below(rest, sheet.where(rows[index]))
+            rest = rest.partition("/")[2]
+        if photo and path_of.setdefault(photo, cell) != cell:
+            fault = f"{path_of[photo]} and {cell} may both be {photo}"
+            raise DataError(f"{sheet.where(rows[index])}: {fault}; write paths inside {folder}")
+        cells[index] = f"{folder}/{photo}" if photo else cell
+    if path_of:
+        log.info(f"data: {len(path_of):,} paths elsewhere are found in {folder} by their names")
+    return cells
 
 
 def _located(sheet: Sheet, paths: list[str], rows: np.ndarray, folder: Path) -> list[str]:

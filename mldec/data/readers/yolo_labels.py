@@ -1,7 +1,8 @@
 """YOLO datasets, as exported by Roboflow and CVAT. The labels are the classes of the boxes.
 
 Paths follow the documentation of Ultralytics, https://docs.ultralytics.com/datasets/detect. The
-form of darknet (obj.names, train.txt and valid.txt) is read as well.
+forms of darknet (obj.names, train.txt and valid.txt), LabelImg and Label Studio (classes.txt) are
+read as well.
 """
 
 import os
@@ -9,19 +10,21 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
-from mldec.data.photos import PhotoFinder, SkippedFiles, files_below
+from mldec.data.photos import PhotoFinder, SkippedFiles, files_below, user_entries
 from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
 from mldec.data.table import TableBuilder, path_inside
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, log, naming_errors
+from mldec.errors import DataError, log, naming_errors, visible
 from mldec.files.text import expect, read_lines, read_text, read_yaml
-from mldec.names import abbreviate, check_names
+from mldec.names import abbreviate, check_names, format_list
 
 NULL = ("", "null", "~")  # YAML without a value, read as text
-DARKNET = "obj.names"  # class names in the form of darknet, one per line
+# Class names, one per line, in the form of darknet, and of LabelImg and Label Studio.
+LISTS = ("obj.names", "classes.txt")
 SPLITS = ("train", "val", "valid", "test")
 
 
@@ -49,12 +52,17 @@ def yolo(
     evaluator = multi_label(threshold, skip_empty=skip_empty)
     folder = check_folder(root, "the YAML file")
     source = folder / path_inside(file, "data.file")
-    if not source.is_file() and (folder / DARKNET).is_file():
-        source = folder / DARKNET
-    elif file == "data.yaml" and not source.is_file():
+    if file == "data.yaml" and not source.is_file():
         # Many data sets call the file dataset.yaml, or by their own name.
-        files = [path for path in folder.iterdir() if path.suffix in (".yaml", ".yml")]
-        source = files[0] if len(files) == 1 else source
+        entries = map(Path, user_entries(folder))
+        files = [path for path in entries if path.suffix.lower() in (".yaml", ".yml")]
+        lists = [folder / name for name in LISTS if (folder / name).is_file()]
+        if lists and (not files or lists[0].name == LISTS[0]):
+            files = lists[:1]
+        if len(files) != 1:
+            names = format_list([path.name for path in files]) or "no YAML file or classes.txt"
+            raise DataError(f"{folder}: there is {names}; add data.file=NAME")
+        source = files[0]
 
     def load(split: str, _: str | None) -> StoredImages:
         content = _read(source)
@@ -74,8 +82,8 @@ def yolo(
 
 
 def _read(source: Path) -> dict[str, Any]:
-    """Return the content of data.yaml, or the same content from the files of darknet."""
-    if source.name != DARKNET:
+    """Return the content of data.yaml, or the same content from a list of names and the folders."""
+    if source.name not in LISTS:
         with naming_errors(source, DataError, remedy="write keys such as train: FOLDER"):
             entries = expect(read_yaml(source, as_text=True), dict, "it")
             return {key: value for key, value in entries.items() if value not in NULL}
@@ -83,6 +91,9 @@ def _read(source: Path) -> dict[str, Any]:
     for name in SPLITS:
         if (source.parent / f"{name}.txt").is_file():
             content["val" if name == "valid" else name] = f"{name}.txt"
+    # LabelImg and Label Studio have no splits.
+    if len(content) == 1:
+        content["train"] = "images" if (source.parent / "images").is_dir() else "."
     return content
 
 
@@ -105,7 +116,8 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
             fault = f"{other} and {image} have the same label file {file}"
             raise DataError(f"{source}, {split}: {fault}; rename one of them")
 
-    absent = {file for file in label_files if not file.is_file()}
+    existing = _existing(label_files, f"yolo {split}")
+    absent = label_files.keys() - existing
     for file in absent:
         # A common mistake would turn all photos into negatives.
         wrong = file.with_name(f"{label_files[file].name}.txt")
@@ -121,7 +133,7 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
     builder = TableBuilder(classes=names)
     for image in images:
         file = _label_file(image)
-        labels = {} if file in absent else _labels(file, len(names))
+        labels = {} if file in absent else _labels(existing[file], len(names))
         builder.add(str(image.relative_to(image_folder)), labels, f"{source}, {split}")
 
     skipped.log(f"yolo {split}")
@@ -186,6 +198,37 @@ def _label_file(image: Path) -> Path:
     """Return the label file of an image: the last folder "images" becomes "labels"."""
     before, images, after = str(image.with_suffix(".txt")).rpartition(f"{os.sep}images{os.sep}")
     return Path(before + images.replace("images", "labels") + after)
+
+
+def _existing(label_files: Mapping[Path, Path], what: str) -> dict[Path, Path]:
+    """Return the existing label files. Their names may differ in case or in their Unicode form.
+
+    The keys are the expected files. Files without an image are counted in a warning.
+    """
+    folders = {file.parent: image.parent for file, image in label_files.items()}
+    listed: set[Path] = set()
+    # Images of other splits may have their label files in the same folders.
+    of_images: set[Path] = set()
+    for folder in filter(Path.is_dir, [*folders, *folders.values()]):
+        files = set(map(Path, user_entries(folder)))
+        if folder in folders:
+            listed |= files
+        of_images |= {_key(_label_file(file)) for file in files if file.suffix.lower() != ".txt"}
+    existing = {file: file for file in listed & label_files.keys()}
+    texts = [path for path in listed - existing.keys() if path.suffix.lower() == ".txt"]
+    others = {_key(path): path for path in texts if path.stem not in ("classes", *SPLITS)}
+    for file in label_files.keys() - existing.keys():
+        if _key(file) in others:
+            existing[file] = others.pop(_key(file))
+    unused = sorted(others[key] for key in others.keys() - of_images)
+    if unused:
+        example = visible(str(unused[0]))
+        log.warning(f"{what}: {len(unused):,} label files have no image, such as {example}")
+    return existing
+
+
+def _key(path: Path) -> Path:
+    return path.with_name(normalize("NFC", path.stem).casefold())
 
 
 def _labels(path: Path, num_classes: int) -> dict[int, int]:

@@ -18,6 +18,7 @@ from mldec.evaluation.options import EvalOptions
 from mldec.evaluation.output import Results, report, same_scores
 from mldec.evaluation.run import Scores, all_scores
 from mldec.files.run_folder import folder_of_run
+from mldec.files.text import expand_user
 from mldec.tools.report import statistics
 from mldec.tools.report.comparison import Comparison, compare
 from mldec.tools.report.examples import (
@@ -175,7 +176,7 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
         training=training,
         gallery=gallery,
         unreadable=scores.bad,
-        root=None if root is None else Path(root).expanduser().absolute(),
+        root=None if root is None else expand_user(root).absolute(),
         comparison=comparison,
         resamples=len(resampled.resampled_ap),
         notes=[note for note in notes if note],

@@ -208,7 +208,8 @@ def test_unsupported_files_are_counted_by_suffix():
     assert not SkippedFiles()
 
     assert not READ & NOT_READ
-    suffixes = Image.registered_extensions()
+    # Pillow reads the first image of an MPO file as JPEG.
+    suffixes = {**Image.registered_extensions(), ".mpo": "JPEG"}
     assert all(suffixes[suffix] in FORMATS for suffix in READ)
     assert not any(suffixes.get(suffix) in FORMATS for suffix in NOT_READ - {".pfm"})
 

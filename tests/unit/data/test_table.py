@@ -5,10 +5,13 @@ import pytest
 
 from mldec.data.labels import from_dense, from_entries, from_single, from_statements
 from mldec.data.observed import fixed_per_class, listed_positives, random_drop, random_positives
+from mldec.data.readers.class_folders import _read_info, readable
 from mldec.data.table import TableBuilder, encode_paths, path_inside
 from mldec.data.types import Classes
 from mldec.errors import DataError
 from mldec.names import (
+    COCO_NAMES,
+    VOC,
     as_name,
     check_names,
     disambiguate,
@@ -21,15 +24,31 @@ from mldec.names import (
 # Names
 
 
-GOOD = ["dog", " dog ", "caf\u00e9", "\u200f\u05d0", "0", "C/V 'a' \"b\""]
+GOOD = ["dog", "hot dog", "caf\u00e9", "\u05d0", "0", "C/V 'a' \"b\"", "\U0001f468\u200d\U0001f469"]
 CONTROLS = ["\t", "\n", "\0", "\x1b", "\x7f", "\x9b", "\u2028", "\ud800"]
 ODD = [None, True, [], b"dog", "", "  "]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hot\u00a0dog", "hot  dog", " hot dog ", "\ufeffhot dog", "hot\u200b dog"],
+)
+def test_names_that_look_equal_are_equal(name):
+    assert as_name(name, "") == "hot dog"
+    assert as_name("Tu\u0308r", "") == "T\u00fcr"
+    with pytest.raises(DataError, match="listed twice"):
+        check_names(["hot dog", name], "")
+
+
+def test_names_of_known_lists_are_not_changed():
+    known = COCO_NAMES + VOC + readable(sorted(_read_info("imagenet_synsets.txt").split()))
+    assert [as_name(name, "") for name in known] == list(known)
 
 
 def test_valid_names_are_accepted(tmp_path):
     assert names_fault(GOOD) is None
     assert Classes(tuple(GOOD)).names == tuple(GOOD)
-    assert check_names(GOOD[:2], "") == ("dog", " dog ")
+    assert check_names(GOOD, "") == tuple(GOOD)
     assert [as_name(value, "") for value in (1, -2, 0.5)] == ["1", "-2", "0.5"]
     assert split_names(" a ;; b c;", ";", "") == ["a", "b c"]
 

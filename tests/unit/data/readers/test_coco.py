@@ -75,6 +75,44 @@ def build_2017(build):
     return partial(build, train="train2017", val="val2017")
 
 
+@pytest.mark.parametrize("name", ["{}.json", "annotations/{}.json", "{}/annotations.json"])
+def test_files_may_have_names_of_splits(tmp_path, name):
+    for split, number in (("train", 1), ("val", 2)):
+        images = [{"id": number, "file_name": f"{number}.jpg"}]
+        categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+        objects = [{"id": 1, "image_id": number, "category_id": number}]
+        content = {"images": images, "categories": categories, "annotations": objects}
+        path = tmp_path / name.format(split)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(content))
+        write_picture(tmp_path / "images" / f"{number}.jpg")
+    (tmp_path / "._x.json").write_bytes(b"junk")
+    build = Reader(coco, tmp_path)
+    data = build(train="train", val="val")
+    assert (targets(data.train), targets(data.val)) == ([[1, 0]], [[0, 1]])
+    path.rename(tmp_path / "a.json")
+    (tmp_path / "b.json").write_text("{}")
+    if name == "{}.json":
+        (tmp_path / "train.json").unlink()
+        assert "a.json, b.json" in build.fault(train="train", val="val")
+
+
+def test_photos_of_fiftyone_are_in_data(tmp_path):
+    content = {"images": [], "annotations": [], "categories": [{"id": 0, "name": "cat"}]}
+    for number in range(3):
+        content["images"].append({"id": number, "file_name": f"{number}.jpg"})
+        content["annotations"].append({"image_id": number, "category_id": 0})
+        write_picture(tmp_path / "data" / f"{number}.jpg")
+    # The folder with most of the photos is the image folder.
+    write_picture(tmp_path / "0.jpg")
+    (tmp_path / "labels.json").write_text(json.dumps(content))
+    data = Reader(coco, tmp_path)(train="train", val="val", val_fraction=0)
+    assert targets(data.train) == [[1], [1], [1]]
+    content["categories"].append({"id": 1, "name": "Cat"})
+    (tmp_path / "labels.json").write_text(json.dumps(content))
+    assert "Cat" in Reader(coco, tmp_path).fault(train="train", val="val")
+
+
 def test_layout_of_2017_with_inner_folders(build, build_2017):
     root = build.root
     old = build()

@@ -129,7 +129,7 @@ def test_paths_are_relative_to_images(write):
     assert names(data.train) == ["1.png"]
     text = HEADER + "a/2.png,dog,train\n9.png,dog,val\n"
     assert "data.images" in write(text).fault()
-    assert "/elsewhere/1.png" in write(text.replace("9.png", "/elsewhere/1.png")).fault()
+    assert "/elsewhere/9.png" in write(text.replace("9.png", "/elsewhere/9.png")).fault()
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,51 @@ def test_class_folder_may_be_called_like_a_split(tmp_path):
     assert data.train.classes.names == ("invalid", "valid")
 
 
+def test_images_of_a_class_in_inner_folders_are_an_error(write):
+    build = write("folders")
+    write_picture(build.root / "train" / "cat" / "more" / "9.png")
+    assert "train/cat" in build.fault()
+
+
+def test_images_outside_the_class_folders_are_counted(write, caplog):
+    build = write("folders")
+    for name in ("1.png", "train/2.png", "holdout/cat/3.png", "holdout/cat/more/4.png"):
+        write_picture(build.root / name)
+    expected = labels(build().train)
+    assert expected == [0, 0, 0, 1, 1, 2]
+    assert "4 images are outside" in caplog.text
+
+
+def test_class_folder_called_train_has_no_folders(write, tmp_path):
+    for name in ("train", "car"):
+        for number in range(8):
+            write_picture(tmp_path / "all" / name / f"{number}.png")
+    data = Reader(folders, tmp_path / "all")(val_fraction=0.4)
+    assert data.train.classes.names == ("car", "train")
+    # Folders of splits with other names are listed.
+    build = write("folders")
+    (build.root / "val").rename(build.root / "pr\u00fcf")
+    assert "pr\u00fcf, train" in build.fault()
+    assert labels(build(val="pr\u00fcf").val) == [0, 1, 1]
+
+
+def test_class_folders_have_equal_names_in_both_unicode_forms(write):
+    build = write("folders")
+    (build.root / "train" / "eel").rename(build.root / "train" / "T\u00fcr")
+    write_picture(build.root / "val" / "Tu\u0308r" / "9.png")
+    data = build()
+    assert data.train.classes.names == data.val.classes.names == ("T\u00fcr", "cat", "dog")
+    assert data.val.dataset.name(0).endswith("Tu\u0308r/9.png")
+    (build.root / "val" / "T\u00fcr").mkdir()
+    assert "same name" in build.fault()
+
+
+def test_no_held_out_image_names_the_fraction(tmp_path):
+    for number in range(2):
+        write_picture(tmp_path / "all" / "cat" / f"{number}.png")
+    assert "data.val_fraction" in Reader(folders, tmp_path / "all").fault(val_fraction=1e-9)
+
+
 def test_single_folder_is_split_by_path(tmp_path):
     for name in ("a", "b"):
         for number in range(20):

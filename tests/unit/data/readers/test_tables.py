@@ -343,6 +343,44 @@ def test_absolute_paths_may_be_outside(read, tmp_path):
     assert set(together(read, text.replace("in/2", "/elsewhere/b/2"))[1]) == {"a/1.jpg", "b/2.jpg"}
 
 
+@pytest.mark.parametrize(
+    "start", ["C:\\Users\\Eva\\", "/home/eva/", "gs://bucket/", "https://a.org/", "file:///mnt/"]
+)
+def test_paths_of_another_computer_are_found_by_name(read, tmp_path, start, caplog):
+    caplog.set_level(logging.INFO, logger="mldec")
+    files = dict.fromkeys(["in/1.jpg", "out/1.jpg", "out/2.jpg"], "")
+    text = "path,labels\nSin/1.jpg,cat\nSx/2.jpg,dog\n3.jpg,dog\n".replace("S", start)
+    rows = names(together(read, {**files, "data.csv": text})[1])
+    assert rows == {"in/1.jpg": ["cat"], "out/2.jpg": ["dog"], "3.jpg": ["dog"]}
+    assert "2 paths elsewhere" in caplog.text
+
+    for path in ("x/1.jpg", "out/2.jpg"):
+        with pytest.raises(DataError, match=f"row [23].*{path[-5:]}"):
+            read(text.replace("in/1.jpg", path))
+
+
+def test_folder_may_have_a_tilde(read, tmp_path):
+    read("path,labels\n1.jpg,a\n2.jpg,b\n", images="~nobody_")
+    images = csv_table(root=str(tmp_path), images="~nobody_").load("train", None)
+    assert images.storage.folder == tmp_path / "~nobody_"
+
+
+def test_columns_and_cells_that_look_equal(read):
+    text = "path,labels\n1.jpg,Tu\u0308r\n2.jpg,T\u00fcr\n3.jpg,hot\u00a0dog;T\u00fcr\n"
+    text += "4.jpg,hot dog\n"
+    assert together(read, text)[0] == ("T\u00fcr", "hot dog")
+    with pytest.raises(DataError, match="listed twice"):
+        read("path,T\u00fcr,Tu\u0308r\n1.jpg,1,0\n2.jpg,0,1\n")
+    text = "path,Tu\u0308r,cat\n1.jpg,1,0\n2.jpg,0,1\n"
+    assert together(read, text)[0] == ("T\u00fcr", "cat")
+
+
+def test_lock_files_are_not_tables(read):
+    table = "path,labels\n1.jpg,a\n2.jpg,b\n"
+    files = {"train/metadata.csv": table, "train/._metadata.csv": b"\0", "~$labels.xlsx": b"\0"}
+    assert together(read, files)[0] == ("a", "b")
+
+
 # Files
 
 

@@ -104,7 +104,42 @@ def test_only_yaml_file_is_read(build):
     (build.root / "data.yaml").rename(build.root / "dataset.yaml")
     assert by_name(Reader(yolo, build.root)().train) == expected
     (build.root / "other.yaml").write_text("train: images\n")
-    assert "data.yaml" in Reader(yolo, build.root).fault()
+    assert "dataset.yaml, other.yaml" in Reader(yolo, build.root).fault()
+
+
+def test_yaml_file_of_another_case_is_read(build):
+    expected = by_name(build().train)
+    (build.root / "data.yaml").rename(build.root / "ds.YAML")
+    (build.root / "._ds.yaml").write_bytes(b"junk")
+    assert by_name(Reader(yolo, build.root)().train) == expected
+    (build.root / "ds.YAML").unlink()
+    assert "classes.txt" in Reader(yolo, build.root).fault()
+
+
+def test_names_of_label_files_may_differ_in_case_and_unicode_form(build, caplog):
+    folder = build.root / "train" / "labels"
+    (folder / "a.txt").rename(folder / "A.TXT")
+    image = build.root / "train" / "images" / "e.jpg"
+    image.rename(image.with_name("\u00fc.jpg"))
+    write_texts(folder, {"u\u0308.txt": "2 0 0 1 1\n", "z.txt": "1 0 0 1 1\n"})
+    write_texts(folder, {"classes.txt": "dog\n"})
+    labels = by_name(build().train)
+    assert labels["a.jpg"] == TRAIN["a.jpg"]
+    assert labels["\u00fc.jpg"] == [0, 0, 1]
+    assert "1 label files have no image, such as" in caplog.text
+    assert "labels/z.txt" in caplog.text
+
+
+@pytest.mark.parametrize("layout", ["", "images/"])
+def test_names_in_a_text_file(tmp_path, layout):
+    for number in range(4):
+        write_picture(tmp_path / layout / f"{number}.jpg")
+        name = f"{layout.replace('images', 'labels')}{number}.txt"
+        write_texts(tmp_path, {name: f"{number % 2} 0 0 1 1\n", "classes.txt": "dog\ncat\n"})
+    data = Reader(yolo, tmp_path)(val_fraction=0.5)
+    assert data.train.classes.names == ("dog", "cat")
+    rows = by_name(data.train) | by_name(data.val)
+    assert rows == {f"{number}.jpg": [1 - number % 2, number % 2] for number in range(4)}
 
 
 def test_single_split_is_divided(build):
