@@ -75,7 +75,7 @@ def test_without_the_package_the_error_has_the_command(tmp_path):
         "import sys; sys.modules['pillow_heif'] = None\n"
         "from mldec.data.images import read_image\n"
         "from mldec.data.photos import SkippedFiles\n"
-        "files = SkippedFiles(); files.add('a.HEIC'); print(files)\n"
+        "files = SkippedFiles(); files.accepts('a.HEIC'); print(files)\n"
         f"read_image({str(path)!r})"
     )
     result = subprocess.run(
