@@ -238,8 +238,8 @@ def recognize(
     # The order matters: a column that one role takes is not a candidate for the next role.
     # A column of numbers may be called image or id, so a column with file names comes first.
     files = [column for column in left if _has_image_names(column)]
-    names = {simple_name(column.name) for column in files}
-    path = take(sorted(PATHS, key=lambda name: name not in names), "path_column")
+    of_files = {simple_name(column.name) for column in files}
+    path = take(sorted(PATHS, key=lambda name: name not in of_files), "path_column")
     if path is None and len(files) == 1:
         path = files[0]
         left.remove(path)
@@ -264,12 +264,11 @@ def recognize(
         groups = [group] if group is not None and rules.group_column is None else []
         _check_unused(sheet, class_columns, left + groups)
 
-    names = check_names(names_of(class_columns), sheet.source)
-    pairs = zip(class_columns, names, strict=True)
-    class_columns = [replace(column, name=name) for column, name in pairs]
     roles = Roles(path, split, group, labels, value, negatives, class_columns)
     _log_roles(sheet, roles, left)
-    return roles
+    names = check_names(names_of(class_columns), sheet.source)
+    pairs = zip(class_columns, names, strict=True)
+    return replace(roles, classes=[replace(column, name=name) for column, name in pairs])
 
 
 def _choose_form(
@@ -311,15 +310,16 @@ def _check_unused(sheet: Sheet, class_columns: Sequence[Column], left: Sequence[
     """Raise DataError if a column in `left` may have labels or be a class, and is not used."""
     classes = ",".join(names_of(class_columns))
     for column in left:
-        # One or two columns of 0 and 1 may be properties of photos, such as is_night, next to the
-        # labels, whose names occur in several rows.
+        # A single column of 0 and 1 may be a property of photos, such as is_night, next to the
+        # labels, whose names occur in several rows. Next to several classes, such a column is
+        # rather a property itself, such as the author.
         is_repeated = 1 < len(column.filled) < len(column.codes) and not _has_image_names(column)
         is_text = any(word[0].isalpha() for word in column.filled)
         if column in class_columns:
             continue
         if _resembles_class(column):
             remedy = "correct its cells if it is a class"
-        elif len(class_columns) < 3 and is_repeated and is_text:
+        elif len(class_columns) == 1 and is_repeated and is_text:
             remedy = f"add data.labels_column={column.name}"
         else:
             continue

@@ -52,7 +52,7 @@ SECTIONS = "|".join(PARTS + ("train", "optim", "schedule", "mix", "log"))
 PART_SETTING = re.compile(rf"(?<![\w./])((?:{SECTIONS})\.[a-z_]+)\b(?!\.\w)")
 PART_OPTION = re.compile(rf"(?:^|\s)(\+?(?:{'|'.join(PARTS)}|experiment)=\w+)")
 # They look like settings.
-FILE_NAMES = {"data.csv", "data.json", "data.yaml", "train.csv", "train.txt"}
+FILE_NAMES = {"data.csv", "data.json", "data.yaml", "train.csv", "train.json", "train.txt"}
 OPTIONAL = re.compile(r"\[((?:--|\w[\w.]*=)[^\]]*)\]")
 COMMAND = re.compile(r"(?:[A-Z]+=\S+ )*(?:python |torchrun |sbatch |scripts/\S+ |mldec(?: |$))")
 SCRIPT = re.compile(r"(?:scripts|examples)/[\w/]+\.(py|sh)")
