@@ -129,7 +129,7 @@ class Column:
         return set(self.words) - MISSING
 
     def has(self, words: Collection[str]) -> np.ndarray:
-        """Return the rows whose cells are one of some words, bool [N]."""
+        """Return a mask of the rows whose lower-case cell is in `words`, bool [N]."""
         return np.isin(self.words, list(words))[self.codes]
 
 
@@ -431,7 +431,7 @@ def _find_split(sheet: Sheet, left: list[Column], classes: Collection[str]) -> C
 
 
 def _has_splits(column: Column) -> bool:
-    """Return True if most of a few words resemble names of splits, and one of them is training."""
+    """Return True if the column has at most ten words, most like names of splits, such as train."""
     words = column.filled - _NO_SPLIT if len(column.filled) <= 10 else set()
     num_alike = sum(_SPLIT_WORD.search(word) is not None for word in words)
     has_train = any("train" in word for word in words)

@@ -78,7 +78,7 @@ class Storage(Protocol):
     def keys(self) -> np.ndarray:
         """Keys of the images, [N, ...], independent of the location of the dataset.
 
-        They are unique except for those of tar shards, whose images have no names.
+        They are unique, except in tar shards, whose images have no names.
         """
 
     def content(self, index: int) -> bytes:

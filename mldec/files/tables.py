@@ -138,7 +138,7 @@ def _read_sheets(path: Path, file: IO[bytes]) -> "DataFrame":
     if len(frames) < 2:
         return next(iter(frames.values()), pandas.DataFrame())
     if len({tuple(frame.columns) for frame in frames.values()}) > 1:
-        raise DataError(f"{path}: the sheets {', '.join(frames)} have other columns; keep one")
+        raise DataError(f"{path}: the sheets {', '.join(frames)} have different columns; keep one")
     return pandas.concat([frame.assign(split=sheet) for sheet, frame in frames.items()])
 
 

@@ -126,7 +126,8 @@ def folders(
     num_splits = sum(name in (train, val) or name.lower() in SPLITS for name in present)
     if not divided and train_name in present:
         divided = num_splits > 1
-    # A folder of a split has folders. Beside other folders, one that has images only is a class.
+    # The folder of a split contains class folders. If there are also folders with other names, and
+    # train/ contains only images, train is the name of a class.
     parts = [folder / present.get(name, name) for name in (train_name, find_split(val, present))]
     if num_splits < len(present):
         divided &= any(list_class_folders(part) for part in parts if part.is_dir())

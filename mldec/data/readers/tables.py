@@ -217,7 +217,7 @@ def _read(
 def find_tables(folder: Path, suffixes: Collection[str] = SUFFIXES) -> dict[str, list[Path]]:
     """Return the tables in a folder by split, such as train.csv or train/_classes.csv.
 
-    The key of tables without a split in their name is "". `suffixes` are those of the files.
+    The key "" has the tables whose names contain no split. Only files with `suffixes` are used.
     """
     found: dict[str, list[Path]] = {}
     for path in map(Path, user_entries(folder)):

@@ -101,8 +101,8 @@ class Inputs:
     def _rooted(self, name: str) -> Item:
         path = self._path(name)
         if not Path(path).exists():
-            # As in tables for training, there may be backslashes, and no suffix. Text files may
-            # have quotes and blanks around paths.
+            # The path may have backslashes or no suffix, as in tables for training. Text files may
+            # also have quotes and blanks around it.
             listed = name.strip(" \t\"'").replace("\\", "/")
             try:
                 found = self._finder.find(self._path(listed), f"--list {self._listing}")
