@@ -238,7 +238,8 @@ def train_loader(
     Set `batches.epoch` and `batches.start` before each iteration over the loader. `pin` uses pinned
     memory. `mixing` mixes each micro-batch.
     """
-    return _loader(data, data.train, batches, workers, pin, seed=batches.seed, mixing=mixing)
+    dataset = data.train.dataset
+    return _loader(data, dataset, batches, workers, pin, seed=batches.seed, mixing=mixing)
 
 
 def eval_loader(
@@ -249,21 +250,22 @@ def eval_loader(
     pin: bool,
     rank: int = 0,
     world_size: int = 1,
-    split: Split | None = None,
+    dataset: ImageDataset | None = None,
 ) -> Loader[Batch]:
-    """Return a loader that loads each image of a split once, without padding or dropping.
+    """Return a loader that loads each image of a dataset once, without padding or dropping.
 
     The batches do not depend on the number of ranks, because results may depend on the batch. They
-    are distributed round-robin over the ranks. `split` is the validation split by default. For the
-    other arguments see `train_loader`.
+    are distributed round-robin over the ranks. `dataset` is the validation split by default. For
+    the other arguments see `train_loader`.
     """
-    split = split or data.val
-    indices = range(len(split.dataset))
+    if dataset is None:
+        dataset = data.val.dataset
+    indices = range(len(dataset))
     batches = []
     for start in indices[::batch_size][rank::world_size]:
         batches.append([(0, index, 0) for index in indices[start : start + batch_size]])
 
-    return _loader(data, split, batches, workers, pin)
+    return _loader(data, dataset, batches, workers, pin)
 
 
 def stack(samples: Sequence[Sample], *, mixing: Mixer | None = None, seed: int = 0) -> Batch:
@@ -327,7 +329,7 @@ def share(tensors: Iterable[Tensor]) -> str | None:
 
 def _loader(
     data: DataModule,
-    split: Split,
+    dataset: ImageDataset,
     keys: Sampler[list[Key]] | list[list[Key]],
     workers: int,
     pin: bool,
@@ -339,7 +341,7 @@ def _loader(
     workers = workers if data.loads_slowly else 0
     skip = data.bad_images == "skip"
     return Loader(
-        SeededDataset(split.dataset, seed),
+        SeededDataset(dataset, seed),
         batch_sampler=keys,
         num_workers=workers,
         collate_fn=partial(collate, skip=skip, mixing=mixing, seed=seed),

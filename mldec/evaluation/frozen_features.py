@@ -1,7 +1,7 @@
 """Cached tokens of a frozen backbone: computed once per image and stored in files."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
@@ -81,7 +81,14 @@ def reuse_tokens(
             f"{trained.precision.value}: the metrics can differ slightly from the training log"
         )
     loaded.model.backbone.to(device)
-    return with_tokens(data, loaded.model, config, device=device, stop=StopRequest())
+
+    @cache
+    def val() -> Split:
+        images = {"validation": data.val}
+        stored = stored_tokens(images, data, loaded.model, config, device, StopRequest())
+        return stored["validation"]
+
+    return replace(data, load_val=val, loads_slowly=False)
 
 
 def with_tokens(
@@ -94,89 +101,136 @@ def with_tokens(
 ) -> DataModule:
     """Replace the images of a data set by the tokens of a frozen backbone.
 
-    Tokens are computed with the transform of validation when a split is first used. The cache
-    folder has one subfolder per network and one file per image, both named by a hash. Tokens are
-    float32 [T, C]. The mean, or the blocks of features, are float16 [1, D] if the head needs them.
+    The tokens of both splits are computed when the first split is used, so that loader processes
+    start only once. See `stored_tokens`.
     """
     if distributed.world_size() > 1:
         raise ConfigError(
             "train.cache_features: it supports one process; start the run without torchrun"
         )
+
+    @cache
+    def splits() -> dict[str, Split]:
+        images = {"training": data.train}
+        # The training images are also the validation images if none are held out.
+        is_shared = model.needs_blocks and same_images(data.train, data.val)
+        if not is_shared:
+            images["validation"] = data.val
+        stored = stored_tokens(images, data, model, config, device, stop)
+        if is_shared:
+            tokens, own = stored["training"].dataset, data.val.dataset
+            assert isinstance(tokens, StoredTokens)
+            assert isinstance(own, StoredImages)
+            shared = replace(data.val, dataset=replace(tokens, labels=own.labels))
+            stored["validation"] = shared
+        return stored
+
+    return replace(
+        data,
+        load_train=lambda: splits()["training"],
+        load_val=lambda: splits()["validation"],
+        loads_slowly=False,
+    )
+
+
+def stored_tokens(
+    splits: Mapping[str, Split],
+    data: DataModule,
+    model: Classifier,
+    config: Config,
+    device: torch.device,
+    stop: StopRequest,
+) -> dict[str, Split]:
+    """Replace the images of splits, given by their titles, by the tokens of a frozen backbone.
+
+    Tokens that are not in the cache are computed with the transform of validation. The cache folder
+    has one subfolder per network and one file per image, both named by a hash. Tokens are float32
+    [T, C]. The mean, or the blocks of features, are float16 [1, D] if the head needs them.
+    """
     backbone = model.backbone
     pooled = model.needs_blocks
     converted = pooled and uses_openvino(recorded(config.train.engine), device)
     options: dict[str, Any] = {"pooled": pooled, "converted": converted}
     network = _network_key(backbone, data, config, device, **options)
     folder = cache_folder(config.data.get("cache_dir")) / f"tokens-{network}"
-    name = config.backbone.get("name") or config.backbone["_target_"]
-    precision = config.train.precision.for_device(device).value
-    content = f"{'features' if pooled else 'tokens'} of {name}, {data.transform.image_size} pixels"
-    content += f", {precision}{', OpenVINO' if converted else ''}"
-    root = config.data.get("root")
-    source = str(Path(root).absolute()) if root else config.data["_target_"]
 
-    def tokens_of(split: Split, title: str) -> Split:
+    stored = {}
+    missing = {}
+    for title, split in splits.items():
         dataset = split.dataset
         if not isinstance(dataset, StoredImages):
             raise ConfigError("train.cache_features: this data has no image files; leave it out")
-        images = replace(dataset, transform=data.transform)
         files = _files(dataset, folder, title)
-
         # List the missing files once, because another run may write to the same folder.
         absent = [index for index, file in enumerate(files) if not file.exists()]
         log.info(
             f"tokens of {len(files) - len(absent):,} of {len(files):,} {title} images are cached "
             f"in {folder}"
         )
-        if absent:
-            missing = images.select(np.array(absent))
-            to_do = Split(missing, split.classes)
-            absent_files = [files[index] for index in absent]
-            describe_entry(folder, content, source, [file.name for file in absent_files])
-            options.update(device=device, stop=stop)
-            _compute(data, to_do, backbone, config, absent_files, title, **options)
+        images = replace(dataset, transform=data.transform)
+        for index in absent:
+            missing[files[index]] = (images, index)
         tokens = StoredTokens(
             images.storage, images.labels, images.classes, images.transform, files=files
         )
-        return replace(split, dataset=tokens)
+        stored[title] = replace(split, dataset=tokens)
 
-    @cache
-    def train() -> Split:
-        return tokens_of(data.train, "training")
+    if missing:
+        name = config.backbone.get("name") or config.backbone["_target_"]
+        precision = config.train.precision.for_device(device).value
+        content = f"{'features' if pooled else 'tokens'} of {name}"
+        content += f", {data.transform.image_size} pixels"
+        content += f", {precision}{', OpenVINO' if converted else ''}"
+        root = config.data.get("root")
+        source = str(Path(root).absolute()) if root else config.data["_target_"]
+        describe_entry(folder, content, source, [file.name for file in missing])
+        options.update(device=device, stop=stop)
+        _compute(data, backbone, config, missing, **options)
+    return stored
 
-    def val() -> Split:
-        # The training images are also the validation images if none are held out.
-        if pooled and same_images(data.train, data.val):
-            stored = train().dataset
-            images = data.val.dataset
-            assert isinstance(stored, StoredTokens)
-            assert isinstance(images, StoredImages)
-            return replace(data.val, dataset=replace(stored, labels=images.labels))
-        return tokens_of(data.val, "validation")
 
-    return replace(data, load_train=train, load_val=val, loads_slowly=False)
+@dataclass(frozen=True, eq=False)
+class _Missing:
+    """Images without stored tokens, from one or more splits; see `ImageDataset`.
+
+    They are loaded without labels, because splits can have different numbers of classes.
+    """
+
+    images: Sequence[tuple[StoredImages, int]]  # the dataset of each image and its index there
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
+        dataset, own_index = self.images[index]
+        image, _ = dataset.load(own_index, rng)
+        return image, torch.empty(0)
+
+    def name(self, index: int) -> str:
+        dataset, own_index = self.images[index]
+        return dataset.name(own_index)
 
 
 def _compute(
     data: DataModule,
-    split: Split,
     backbone: nn.Module,
     config: Config,
-    files: Sequence[Path],
-    title: str,
+    missing: Mapping[Path, tuple[StoredImages, int]],
     *,
     pooled: bool,
     converted: bool,
     device: torch.device,
     stop: StopRequest,
 ) -> None:
+    """Compute the tokens of images and write them to files."""
     train = config.train
+    files = list(missing)
     loader = eval_loader(
         data,
         batch_size=train.eval_batch_size,
         workers=train.loader_workers(device.type),
         pin=device.type == "cuda",
-        split=split,
+        dataset=_Missing(list(missing.values())),
     )
     was_training = backbone.training
     network = backbone.eval()
@@ -188,14 +242,14 @@ def _compute(
     network.to(memory_format=torch.channels_last)
 
     done = 0
-    bar = progress_bar(total=len(files), desc=f"{title} tokens", unit=" images")
+    bar = progress_bar(total=len(files), desc="tokens", unit=" images")
     with bar, explain_out_of_memory(lambda: memory_advice(config, device)):
         for batch in loader:
             if stop:
                 end_workers()
                 raise Stopped(
                     f"stopped by {stop.name} after the tokens of {done:,} of {len(files):,} "
-                    f"{title} images; run the same command to continue",
+                    f"images; run the same command to continue",
                     stop.status,
                 )
             if len(batch.images):

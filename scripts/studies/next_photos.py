@@ -154,7 +154,7 @@ def features(data: DataModule, split: Split, network: torch.nn.Module, title: st
     rows = []
     targets = []
     for batch in progress_bar(
-        eval_loader(data, batch_size=16, workers=0, pin=False, split=split), desc=title
+        eval_loader(data, batch_size=16, workers=0, pin=False, dataset=split.dataset), desc=title
     ):
         images = batch.images.contiguous(memory_format=torch.channels_last)
         rows.append(network(images).mean(1).numpy())

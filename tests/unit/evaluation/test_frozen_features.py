@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,10 @@ from torch import nn
 from mldec import build
 from mldec.backbones import TimmBackbone
 from mldec.config.compose import compose, override
+from mldec.data.loader import eval_loader
 from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError, DataError, Stopped
+from mldec.evaluation import frozen_features
 from mldec.evaluation.frozen_features import StoredTokens, reuse_tokens, with_tokens
 from mldec.model import Classifier
 from mldec.runtime import distributed
@@ -94,6 +97,38 @@ def test_tokens_equal_those_of_backbone():
             assert split.dataset.name(index) == expected.dataset.name(index)
 
 
+def test_loader_processes_start_once_for_both_splits(monkeypatch):
+    loaders = []
+
+    def counted(*args, **options):
+        loaders.append(eval_loader(*args, **options))
+        return loaders[-1]
+
+    monkeypatch.setattr(frozen_features, "eval_loader", counted)
+    data = cached(Counting(), "train.workers=1")
+    # Token files are read in the main process.
+    for split in (data.val, data.train):
+        for index in range(len(split.dataset)):
+            fixed_sample(split.dataset, index)
+    assert [loader.num_workers for loader in loaders] == [1]
+
+
+def test_splits_with_other_classes_share_a_batch():
+    _, plain = composed()
+    config, data = composed("train.eval_batch_size=100")
+    few = replace(data.val, dataset=data.val.dataset.select_classes([0]))
+    data = replace(data, load_val=lambda: few)
+    backbone = Counting()
+    data = with_tokens(data, model_of(backbone), config, device=CPU, stop=StopRequest())
+    backbone.eval()
+    for split, expected in ((data.train, plain.train), (data.val, plain.val)):
+        tokens, target = fixed_sample(split.dataset, 3)
+        image, label = fixed_sample(expected.dataset, 3)
+        torch.testing.assert_close(tokens, backbone(image[None])[0].detach())
+        assert torch.equal(target, label[: len(target)])
+    assert len(target) == 1
+
+
 def test_folds_share_tokens():
     backbone = Counting()
     for fold in (1, 2, 3):
@@ -106,7 +141,7 @@ def test_folds_share_tokens():
 
 
 @pytest.mark.parametrize(
-    ("change", "computed"), [("weights", 16), ("image", 1), ("size", 16), ("setting", 16)]
+    ("change", "computed"), [("weights", 24), ("image", 1), ("size", 24), ("setting", 24)]
 )
 def test_stale_tokens_are_not_read(change, computed, own_photos):
     backbone, settings = Counting(), []
@@ -129,7 +164,7 @@ def test_stale_tokens_are_not_read(change, computed, own_photos):
     backbone.eval()
     expected = backbone(fixed_sample(data.train.dataset, 3)[0][None])[0]
     torch.testing.assert_close(fixed_sample(again.train.dataset, 3)[0], expected.detach())
-    assert backbone.images == 16 + computed + 1
+    assert backbone.images == 24 + computed + 1
 
 
 def test_tokens_of_another_precision_are_not_read():
@@ -140,7 +175,7 @@ def test_tokens_of_another_precision_are_not_read():
         tokens, _ = fixed_sample(data.train.dataset, 3)
         assert torch.equal(samples.setdefault(precision, tokens), tokens)
     assert not torch.equal(samples["fp32"], samples["bf16"])
-    assert backbone.images == 32
+    assert backbone.images == 48
 
 
 @pytest.mark.parametrize(
@@ -178,10 +213,10 @@ def test_evaluation_computes_tokens_of_its_precision_once(caplog):
     cached(backbone, "train.precision=bf16").load_train()
     model = SimpleNamespace(backbone=backbone, head=nn.Identity(), needs_blocks=False, views=None)
     loaded = SimpleNamespace(config=trained, model=model, transform=data.transform)
-    assert backbone.images == 16
+    assert backbone.images == 24
 
     # The tokens of training are in bf16, those of the evaluation in fp32.
-    for computed in (24, 24):
+    for computed in (32, 32):
         config = override(trained, ["train.precision=fp32"])
         [tokens, _] = fixed_sample(reuse_tokens(data, loaded, config, device=CPU).val.dataset, 3)
         assert backbone.images == computed
@@ -232,12 +267,13 @@ def test_stopped_computation_continues():
         stop.note(signal.SIGTERM, None)
 
     hook = backbone.register_forward_hook(stop_after_the_first_batch)
-    with pytest.raises(Stopped, match="6 of 16") as raised:
+    with pytest.raises(Stopped, match="6 of 24") as raised:
         cached(backbone, "train.eval_batch_size=6", stop=stop).load_train()
     assert raised.value.status == 143
     hook.remove()
 
-    assert len(cached(backbone).train.dataset) == backbone.images == 16
+    assert len(cached(backbone).train.dataset) == 16
+    assert backbone.images == 24
 
 
 def of_generated_images():
