@@ -13,30 +13,33 @@ from mldec.data.readers.tables import to_csv
 from mldec.data.similar import similar_groups
 from mldec.data.splits import group_pairs
 from mldec.data.table import Table
-from mldec.data.types import DataModule, ImageFiles, StoredImages, same_images
+from mldec.data.types import DataModule, ImageFiles, Split, StoredImages, same_images
 from mldec.errors import ConfigError, DataError, say
 from mldec.files.atomic import write_texts
 from mldec.tools.check_data.examine import ImageCheck
 
 
-def united(data: DataModule) -> StoredImages:
-    """Concatenate the images of train and val, with paths relative to their common folder.
-
-    Raises ConfigError if both splits have the same images, if the data has no image files, or if
-    the labels of the splits cannot be combined.
-    """
+def splits_of(data: DataModule) -> list[Split]:
+    """Return train and val, or only train if no images are held out."""
     if same_images(data.train, data.val):
-        fault = "the validation images are the training images"
-        raise ConfigError(f"--write: {fault}; pass data.val_fraction=0.1")
+        return [data.train]
+    return [data.train, data.val]
+
+
+def united(data: DataModule) -> StoredImages:
+    """Concatenate the images of the splits, with paths relative to their common folder.
+
+    Raises ConfigError if the data has no image files, or if the labels of the splits cannot be
+    combined.
+    """
     parts = []
-    for split in (data.train, data.val):
+    for split in splits_of(data):
         images = split.dataset
         if not isinstance(images, StoredImages) or not isinstance(images.storage, ImageFiles):
             raise ConfigError("--write: the data has no image files; omit it")
         parts.append(images)
-    train, val = parts
-    labels = train.labels
-    if train.classes != val.classes or labels.default != val.labels.default:
+    train, last = parts[0], parts[-1]
+    if train.classes != last.classes or train.labels.default != last.labels.default:
         fault = "train and val have different classes, or different labels of unlisted classes"
         raise ConfigError(f"--write: {fault}; omit it, or omit data.missing and data.unobserved")
 
@@ -54,12 +57,13 @@ def united(data: DataModule) -> StoredImages:
             paths = np.where(is_single, paths, images.groups)
         groups.append(paths)
 
+    counts = np.concatenate([np.diff(images.labels.starts) for images in parts])
     joined = Labels(
-        np.concatenate([labels.starts[:-1], labels.starts[-1] + val.labels.starts]),
-        np.concatenate([labels.classes, val.labels.classes]),
-        np.concatenate([labels.values, val.labels.values]),
-        labels.num_classes,
-        labels.default,
+        np.concatenate([[0], np.cumsum(counts)]),
+        np.concatenate([images.labels.classes for images in parts]),
+        np.concatenate([images.labels.values for images in parts]),
+        train.labels.num_classes,
+        train.labels.default,
     )
     storage = ImageFiles(common, np.concatenate(files))
     stored = StoredImages(storage, joined, train.classes, groups=np.concatenate(groups))
@@ -73,25 +77,27 @@ def write_table(
 
     Near-duplicates are in the same group, and existing groups are kept. Of several identical files,
     the first file in val is kept, or else the first file in train, so that the validation split
-    stays complete. The table has no splits if `HoldOut` or `data.fold` made them, so that a
-    training with the table holds out whole groups.
+    stays complete. The table has no splits if no images are held out, or if `HoldOut` or
+    `data.fold` did it, so that a training with the table holds out whole groups.
 
     `checked` has the results for all images of each split, by its name. `hashes` are the perceptual
     hashes of the images of train and then of val, uint64 [N]. Raises DataError if a split has
     invalid labels.
     """
     # Splits with invalid labels have no results.
-    if len(checked) < 2:
+    names = ["train", "val"][: len(splits_of(data))]
+    if not checked.keys() >= set(names):
         raise DataError("--write: there are invalid labels, see the lines above; correct them")
-    train = checked["train"]
-    val = checked["val"]
-    num_train = len(train.hashes)
+    parts = [checked[name] for name in names]
+    num_train = len(parts[0].hashes)
+    bad = []
+    for start, part in zip((0, num_train), parts, strict=False):
+        bad += [start + index for index in part.errors]
 
     # `np.unique` returns the first image with each hash of the file, in the order val, train.
     val_first = np.roll(np.arange(len(hashes)), -num_train)
-    file_hashes = np.concatenate([val.hashes, train.hashes])
+    file_hashes = np.concatenate([part.hashes for part in reversed(parts)])
     originals = val_first[np.unique(file_hashes, return_index=True)[1]]
-    bad = [*train.errors, *(num_train + index for index in val.errors)]
     kept = np.setdiff1d(originals, bad)
 
     images = united(data).select(kept)
@@ -100,7 +106,7 @@ def write_table(
     groups = similar_groups(hashes[kept], files, group_pairs(images.groups))
     table = Table(files, images.labels, images.classes, groups)
     splits = np.where(kept < num_train, "train", "val")
-    if images.is_divided or data.sampling.fold is not None:
+    if len(parts) == 1 or images.is_divided or data.sampling.fold is not None:
         splits = np.full(len(kept), "")
     write_texts(target, [to_csv(table, splits)])
 

@@ -122,11 +122,12 @@ def test_unusual_files_are_counted(own):
         assert out.count(train[key][0]) == 1
 
 
-def test_written_table_has_groups_and_no_copies(films, here):
+@pytest.mark.parametrize("held_out", ["0.1", "0"])
+def test_written_table_has_groups_and_no_copies(held_out, films, here):
     copy = films.add("copy.jpg", frame(0, 0), "cat,")
     copy.write_bytes((films.folder / "00-0.jpg").read_bytes())
     films.add("broken.jpg", frame(1, 1), "dog,").write_bytes(b"no image")
-    status, out, err, _ = films.check("--write", "clean.csv")
+    status, out, err, _ = films.check("--write", "clean.csv", f"data.val_fraction={held_out}")
     assert status == 0, err
     assert f"data.file={here / 'clean.csv'}" in out
     assert f"'data.root={films.folder}'" in out
