@@ -22,7 +22,7 @@ from mldec.config.schema import Config
 from mldec.data.fingerprint import fingerprint
 from mldec.data.sampling import SampleRandom
 from mldec.data.types import Split
-from mldec.errors import ConfigError, DataError
+from mldec.errors import ConfigError, DataError, log
 from mldec.evaluators.calibration import MIN_POSITIVES, Choice, Objective, fit
 from mldec.losses.base import as_loss
 from mldec.model import Classifier
@@ -122,6 +122,7 @@ class HeadFit:
         labels = self.labels(split)[rows]
         groups = None if split.groups is None else split.groups[rows]
         exclusive = split.classes.exclusive
+        log.info(f"fitting the head to {len(rows):,} images in closed form")
         head.fit(torch.stack(features), labels, groups, exclusive=exclusive)
         self.model.head.to(self.device)
         self.step = 1
