@@ -80,8 +80,8 @@ def fit(
               dictionary of these by the name of their split, such as a `DatasetDict`. Images are
               not written to disk. Pass `data` again to evaluate or resume the run.
 
-            Paths in memory are absolute or relative to the working folder. The run stores a table
-            in memory as a CSV file.
+            Paths in a DataFrame or in pairs may be relative to the working folder. The run stores
+            both as a CSV file.
         classes: Names of the classes in order, or a text file with one name per line. Targets of a
             torch `Dataset` may be their indices or vectors.
         epochs: Exact number of epochs (train.epochs=N train.min_steps=null). None for that of the
@@ -332,7 +332,7 @@ class Run:
         return self._call(parser, evaluate, EvaluateOptions, options, settings=settings)
 
     def calibrate(self, *, overrides: Overrides = (), **options: Any) -> dict[str, Any]:
-        """Fit scores and thresholds, and store calibrated.pt, which all other methods then use.
+        """Calibrate scores, fit thresholds, and store calibrated.pt, which other methods use.
 
         Args:
             overrides: Settings, such as ["data.root=/data/other"].
@@ -435,7 +435,7 @@ class Model:
             photos: A photo, a folder, a tar file, a batch of arrays or any iterable of photos.
             threshold: Minimum score in [0, 1]. None for that of `load`, or else the calibrated
                 thresholds of the checkpoint.
-            top: Maximum number of classes. None for that of `load`, or else 10 without thresholds.
+            top: Maximum number of classes. Default: as in `load`, else 10 without thresholds.
 
         Returns:
             A `Row` for one photo. Iterate over it for pairs of a class name and a score; its method

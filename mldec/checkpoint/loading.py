@@ -66,10 +66,10 @@ def load_model(
     """Build the model of a checkpoint and load its weights in float32.
 
     Args:
-        path: File written by `mldec train` or folder of its run (see `_read_run`), `.pth` file of
-            the authors, any other source of `local`, or "clip:MODEL[:WEIGHTS]" for open_clip.
+        path: A checkpoint or the folder of a run, a `.pth` file of the authors, "zoo:NAME",
+            "hf:OWNER/NAME[@REVISION]", or "clip:MODEL[:WEIGHTS]" for open_clip.
         weights: "ema", "raw", or None for the set with the best result. Third-party files have one
-            set. With None, the folder of a run may select calibrated.pt, otherwise best.pt.
+            set. None in a run folder uses a valid calibrated.pt, or else best.pt.
         image_size: Pixels per side. Overrides the size of the checkpoint.
         class_names: Text file with new class names, one per line, in the checkpoint's order.
         thresholds: File with thresholds that replace the calibrated ones; see

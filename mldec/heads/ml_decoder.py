@@ -55,8 +55,8 @@ class MLDecoder(nn.Module):
             "learned": drawn from N(0, 1) and trained. "orthogonal": frozen orthogonal rows of
             norm sqrt(D), the expected norm of a random query.
         doubled_query: Keep the residual connection of the removed self-attention: x + dropout(x)
-            of the queries x. This adds noise in training and has almost no effect in evaluation.
-            Released weights require it.
+            of the queries x. This adds noise in training. In evaluation, the next norm cancels the
+            factor of 2.
         self_attention: Add self-attention between the queries, as in the transformer-decoder
             baseline of the paper.
         word_dim: Width D_w of word vectors. If set, the head is zero-shot (paper section 2.4). The

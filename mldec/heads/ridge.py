@@ -68,10 +68,10 @@ class RidgeHead(nn.Module):
 
     Each block is transformed and divided by its norm. The regression is linear in the blocks, or in
     the RBF kernel between an image and the training images, whose features are then stored. Blocks,
-    kernel and regularization are selected by the squared error of the leave-one-out predictions,
-    relative to the variance of the labels of a class and averaged over the classes. These
-    predictions are computed without further fits, see `least_squares`. The logits are calibrated on
-    them: by Platt scaling per class, or by a temperature for single-label data.
+    kernel and regularization are selected by the leave-one-out error: the squared error of a class,
+    divided by the variance of its labels and averaged over the classes. Leave-one-out predictions
+    are computed without further fits, see `least_squares`. The logits are calibrated on them: by
+    Platt scaling per class, or by a temperature for single-label data.
 
     The head has no parameters, only buffers. Their shapes depend on the training data.
 

@@ -31,8 +31,7 @@ class AsymmetricLoss(Loss):
 
         (1 - y p - (1 - y) q)^(y gamma_pos + (1 - y) gamma_neg)
 
-    Without `focal_grad`, the gradient is 0 at p = y (1 + clip), if this value is above the clip and
-    below 1.
+    For such targets without `focal_grad`, the gradient is 0 at p = y (1 + clip), if clip < p < 1.
 
     Args:
         gamma_neg: Focusing of negatives, >= 0.
