@@ -86,8 +86,7 @@ def explain(
     names = image_names(val, setup.config)[indices]
     selected = Split(val.dataset.select(indices[rows]), val.classes)
     # The features are in the cache, unless the training had another precision.
-    train = setup.data.train
-    data = replace(setup.data, load_train=lambda: train, load_val=lambda: selected)
+    data = replace(setup.data, load_val=lambda: selected)
     data = reuse_tokens(data, setup.loaded, setup.config, device=setup.device)
 
     column_of = model_columns(setup)
