@@ -1,10 +1,10 @@
 """Single-label images with one folder per class, and ImageNet-1k with a folder per WordNet id."""
 
 import os
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Literal
 
 import numpy as np
@@ -25,44 +25,35 @@ from mldec.names import (
     as_name,
     check_names,
     disambiguate,
+    format_list,
     given_names,
     indices_of,
     unknown_class,
 )
 
 
-def read_class_folders(
-    folder: Path,
-    class_names: Sequence[str],
-    display_names: tuple[str, ...],
-    cache_dir: str | None,
+def table_of(
+    images: Mapping[str, Sequence[str]], folders: Sequence[str], names: tuple[str, ...], where: Path
 ) -> Table:
-    """Return the images of the class folders in `folder`, sorted by class and file name.
+    """Return the images of class folders, sorted by class and file name.
 
-    `class_names` are the folder names in the order of the classes. Folders may be absent.
-    `display_names` are the class names of the table, one per folder.
+    Args:
+        images: Names of the images in each folder, see `list_images`.
+        folders: Names of the folders in the order of the classes. Some may have no images.
+        names: Class names of the table, one per folder.
+        where: Parent of the folders, for messages.
     """
-    present = list_class_folders(folder)
-    for name in present:
-        if name not in class_names:
-            raise unknown_class(name, class_names, str(folder))
-
-    def parse() -> Table:
-        columns = indices_of(class_names)
-        files: list[str] = []
-        classes: list[int] = []
-        # The order of the given classes, so that the images are sorted by class index.
-        for name in sorted(present, key=columns.__getitem__):
-            images = list_images(folder / present[name])
-            files += [f"{present[name]}/{image}" for image in images]
-            classes += [columns[name]] * len(images)
-
-        labels = from_single(np.array(classes, np.int32), len(display_names))
-        return Table(encode_paths(files), labels, display_names)
-
-    chosen = (tuple(class_names), display_names, sorted(READ))
-    sources = [folder] + [folder / name for name in present.values()]
-    return cached_table(f"folders 3 {chosen}", sources, parse, cache_dir)
+    columns = indices_of(folders)
+    for name in images:
+        if name not in columns:
+            raise unknown_class(name, folders, str(where))
+    files: list[str] = []
+    classes: list[int] = []
+    for name in sorted(images, key=columns.__getitem__):
+        files += images[name]
+        classes += [columns[name]] * len(images[name])
+    labels = from_single(np.array(classes, np.int32), len(names))
+    return Table(encode_paths(files), labels, names)
 
 
 def list_class_folders(folder: Path, skipped: SkippedFiles | None = None) -> dict[str, str]:
@@ -77,18 +68,21 @@ def list_class_folders(folder: Path, skipped: SkippedFiles | None = None) -> dic
     return dict(sorted(folders.items()))
 
 
-def list_images(folder: Path) -> list[str]:
-    """Return the sorted names of the user's image files in a folder."""
-    entries = user_entries(folder)
-    files = [entry.name for entry in entries if not entry.is_dir()]
-    images = [name for name in files if Path(name).suffix.lower() in READ]
+def list_images(folder: Path, skipped: SkippedFiles) -> list[str]:
+    """Return the sorted paths of the user's images in a class folder, as FOLDER/IMAGE.
 
-    # Do not silently ignore images in inner folders.
-    inner = [entry.path for entry in entries if entry.is_dir() and not entry.is_symlink()]
-    below = [Path(file) for path in inner for file in files_below(path, SkippedFiles())]
-    if (inner and not images) or any(file.suffix.lower() in READ for file in below):
-        fault = "it has images in inner folders" + (" and of its own" if images else " only")
-        raise DataError(f"{folder}: {fault}; move them, or set data.root to the folder around them")
+    Raises DataError for an image in an inner folder, which may be a class of its own.
+    """
+    images = []
+    parent = f"{folder.parent}/"
+    for file in files_below(folder, skipped):
+        if skipped.accepts(file):
+            image = file.removeprefix(parent)
+            if image.count("/") > 1:
+                fault = f"it has images in inner folders, such as {visible(image)}"
+                remedy = "move them, or set data.root to the folder around them"
+                raise DataError(f"{folder}: {fault}; {remedy}")
+            images.append(image)
     return images
 
 
@@ -105,70 +99,93 @@ def folders(
     """Return single-label images. The label is the name of the folder.
 
     The layout is root/train/CLASS/*.jpg and root/val/CLASS/*.jpg, or other common names of both
-    folders such as Training and valid. If `root` has neither of these folders, root/CLASS/*.jpg is
-    split in a reproducible way. Images outside the folders that are used are counted.
+    folders such as Training and valid. root/CLASS/*.jpg, or a training folder without another
+    folder of classes, is split in a reproducible way. Images outside the class folders that are
+    used are counted.
 
     Args:
         classes: Class names in order, or a text file with one name per line. None takes the sorted
             folder names of `train`.
         exclusive: Always True: each image has exactly one label, see `csv_table`.
-        division: Held-out images if `root` has no folders of splits.
+        division: Held-out images if `root` has no folder of a validation split.
     """
     evaluator = single_label(top_k)
     folder = check_folder(root, "a folder per class")
     names = given_names(classes, folder)
 
-    # If only one split has a folder, this folder must not be used as a class folder. Other names of
-    # splits may be classes, such as valid and invalid, unless there is a training folder, too.
-    divided = (folder / train).is_dir() or (folder / val).is_dir()
-    present = list_class_folders(folder)
-    train_name = find_split(train, present)
-    num_splits = sum(name in (train, val) or name.lower() in SPLITS for name in present)
-    if not divided and train_name in present:
-        divided = num_splits > 1
     # The folder of a split contains class folders. If there are also folders with other names, and
-    # train/ contains only images, train is the name of a class.
-    parts = [folder / present.get(name, name) for name in (train_name, find_split(val, present))]
-    if num_splits < len(present):
-        divided &= any(list_class_folders(part) for part in parts if part.is_dir())
+    # train/ contains only images, train is the name of a class, and so is valid beside invalid.
+    present = list_class_folders(folder)
+    parts = [folder / present.get(find_split(name, present), name) for name in (train, val)]
+    existing = [part for part in parts if part.is_dir()]
+    is_divided = bool(existing)
+    if not all(name in (train, val) or name.lower() in SPLITS for name in present):
+        is_divided = any(list_class_folders(part) for part in existing)
 
-    def load(split: str, cache_dir: str | None) -> StoredImages:
-        if divided and split == val and not parts[1].is_dir():
-            check_val(find_split(val, present), present, folder)
+    # A single training folder is divided, too. A test folder often has images without classes. A
+    # split that the user has named, such as test, must exist.
+    others = [folder / name for name in present.values() if folder / name != parts[0]]
+    is_single = not is_divided or (val == "val" and not any(map(list_class_folders, others)))
+    if not is_divided:
+        parts = [folder, folder]
+    elif is_single:
+        parts = [parts[0], parts[0]]
 
-        # Both splits use the class folders of the training split.
-        parent = parts[0] if divided else folder
-        class_names = check_names(names or list_class_folders(parent), folder)
-
-        parent = parts[split == val] if divided else folder
-        table = read_class_folders(parent, class_names, class_names, cache_dir)
-        images = in_folder(table, parent)
+    @cache
+    def read(part: Path) -> tuple[Table, SkippedFiles]:
+        # An undivided folder is listed once, because that takes seconds for 100,000 images.
         skipped = SkippedFiles()
-        for class_folder in list_class_folders(parent, skipped).values():
-            for entry in user_entries(parent / class_folder, skipped):
-                skipped.accepts(f"{class_folder}/{entry.name}")
-        if skipped and not len(images):
-            raise DataError(f"{parent}: no supported image; {skipped}")
-        # An undivided folder has the same files for both splits. Warn only once.
-        if divided or split == train:
+        class_folders = list_class_folders(part, skipped)
+        # Both splits use the class folders of the training split.
+        of_train = list_class_folders(parts[0]) if parts[0].is_dir() else class_folders
+        class_names = check_names(names or of_train, folder)
+        images = {}
+        for name, inner in class_folders.items():
+            images[name] = list_images(part / inner, skipped)
+        return table_of(images, class_names, class_names, part), skipped
+
+    def load(split: str, _: str | None) -> StoredImages:
+        # There is no cache, because the folders are listed anyway to count the skipped files.
+        part = parts[split == val]
+        if not part.is_dir():
+            if split == val:
+                check_val(find_split(val, present), present, folder)
+            known = format_list(list(present))
+            fault = f"there is no split {split!r} among {known}"
+            raise DataError(f"{folder}: {fault}; pass data.train=NAME")
+        table, skipped = read(part)
+        if skipped and not len(table):
+            raise DataError(f"{part}: no supported image; {skipped}")
+        if split == train or not is_single:
             skipped.log(f"folders {split}")
         if split == train:
-            used = set()
-            for part in filter(Path.is_dir, parts if divided else [folder]):
-                used |= {f"{part}/{inner}" for inner in list_class_folders(part).values()}
-            files = files_below(folder, SkippedFiles())
-            others = [file for file in files if file.rpartition("/")[0] not in used]
-            unused = [file for file in others if Path(file).suffix.lower() in READ]
-            if unused:
-                count = f"{len(unused):,} images are outside the class folders that are used"
-                log.warning(f"folders: {count}, such as {visible(unused[0])}")
-        if not divided:
+            _log_unused(folder, parts)
+        images = in_folder(table, part)
+        if is_single:
             images = division.select(images, val=split == val)
+            if is_divided:
+                counts = f"{len(images):,} images for {split}"
+                log.info(f"folders: {part} is the only folder of classes: {counts}")
         return log_split("folders", split, images)
 
     return Source(
         load=load, train=train, val=val, where=folder, evaluator=evaluator, exclusive=True
     )
+
+
+def _log_unused(folder: Path, parts: Sequence[Path]) -> None:
+    """Count the images in `folder` that are in no class folder of `parts`."""
+    files: list[str] = []
+    for place in dict.fromkeys([folder, *filter(Path.is_dir, parts)]):
+        for entry in user_entries(place):
+            if not entry.is_dir():
+                files.append(entry.path)
+            elif place not in parts and not any(part.is_relative_to(entry.path) for part in parts):
+                files += files_below(entry.path, SkippedFiles())
+    unused = [file for file in files if PurePath(file).suffix.lower() in READ]
+    if unused:
+        count = f"{len(unused):,} images are outside the class folders that are used"
+        log.warning(f"folders: {count}, such as {visible(unused[0])}")
 
 
 _KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")
@@ -250,18 +267,27 @@ def _read_split(root: Path, split: str, wnids: list[str], cache_dir: str | None)
     """Return the images of a split with class folders or of Kaggle's flat folder."""
     folder = root / split
     names = readable(wnids)
-    if list_class_folders(folder):
-        return read_class_folders(folder, wnids, names, cache_dir)
+    present = list_class_folders(folder).values()
+    if present:
+
+        def parse() -> Table:
+            skipped = SkippedFiles()
+            images = {name: list_images(folder / name, skipped) for name in present}
+            return table_of(images, wnids, names, folder)
+
+        chosen = f"folders 4 {wnids} {sorted(READ)}"
+        sources = [folder] + [folder / name for name in present]
+        return cached_table(chosen, sources, parse, cache_dir)
 
     # The classes of a flat folder are in Kaggle's table, in the folder or up to three levels above.
     candidates = [root / _SOLUTION]
     candidates += [parent / _SOLUTION for parent in root.parents[:3]]
     solution = next((file for file in candidates if file.is_file()), None)
-    if solution is None or not list_images(folder):
+    if solution is None or not user_entries(folder):
         fault = f"there is neither a folder per class nor {_SOLUTION}"
         raise DataError(f"{folder}: {fault}; unpack and sort the official archives")
-    parse = partial(_parse_solution, solution, wnids, names)
-    return cached_table(f"imagenet {wnids}", [solution], parse, cache_dir)
+    parse_table = partial(_parse_solution, solution, wnids, names)
+    return cached_table(f"imagenet {wnids}", [solution], parse_table, cache_dir)
 
 
 def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) -> Table:
