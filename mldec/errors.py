@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -62,14 +62,16 @@ class Stopped(Exception):
         self.status = status
 
 
-def suggest(word: str, known: list[str]) -> str:
-    """Return a hint for an unknown word: the closest known word, else all known words."""
+def suggest(word: str, known: list[str], *, unlisted: Collection[str] = ()) -> str:
+    """Return a hint for an unknown word: the closest known word, else all except `unlisted`."""
     near = get_close_matches(word, known, n=1, cutoff=0.6)
     if near:
         return f"; did you mean '{near[0]}'?"
     if not known:
         return ""
-    return f"; known: {', '.join(sorted(known))}"
+    listed = sorted(set(known).difference(unlisted))
+    num_others = len(set(known)) - len(listed)
+    return f"; known: {', '.join(listed)}" + (f" and {num_others} more" if num_others else "")
 
 
 def visible(text: str) -> str:

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import Literal
@@ -167,6 +167,33 @@ def files_below(folder: str | Path, skipped: SkippedFiles) -> Iterator[str]:
             skipped.add_junk(entry.path, is_folder=True)
         else:
             yield from files_below(entry.path, skipped)
+
+
+def find_list(paths: Sequence[str], folders: Sequence[Path]) -> tuple[Path, list[str]]:
+    """Return the image folder of a list of photos, and the paths of the photos inside it.
+
+    Lists often have paths of another computer or of an archive. If no photo is found, all paths
+    lose their first folder, and so on. They lose the same number of folders, because
+    a/1.jpg must never be replaced by b/1.jpg.
+
+    Args:
+        paths: Relative paths, see `path_inside`. The first 20 are searched.
+        folders: Possible image folders. The first of those with the most photos is returned.
+    """
+    parts = [path.split("/") for path in paths]
+    for number in range(max(map(len, parts), default=0)):
+        # The name of the photo always remains.
+        shorter = ["/".join(each[min(number, len(each) - 1) :]) for each in parts]
+        first = shorter[:20]
+        counts = [sum((folder / path).exists() for path in first) for folder in folders]
+        if any(counts) and len(set(shorter)) == len(shorter):
+            folder = folders[counts.index(max(counts))]
+            if number:
+                log.info(
+                    f"{folder}: listed paths are shortened, such as {paths[0]} to {shorter[0]}"
+                )
+            return folder, shorter
+    return folders[0], list(paths)
 
 
 class PhotoFinder:

@@ -1,6 +1,7 @@
 """Tables of image files with class names and sparse labels, as read from annotations."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -96,6 +97,16 @@ class TableBuilder:
 def encode_paths(paths: Sequence[str]) -> np.ndarray:
     """Return paths as fixed-width bytes [N], see `Table.files`."""
     return np.array(list(map(os.fsencode, paths)), np.bytes_)
+
+
+# Root of an absolute path, a drive of Windows, the scheme of a URL, or parents of the folder.
+_ROOT = re.compile(r"/+|[a-z]:[\\/]+|[a-z][a-z0-9+.-]*://+|(\.\.?[\\/]+)+", re.IGNORECASE)
+
+
+def without_root(path: str) -> str:
+    """Return a path of another computer or a URL without its root, to be found by `find_list`."""
+    root = _ROOT.match(path)
+    return path[root.end() :] if root else path
 
 
 def path_inside(path: str, where: str, *, folder: Path | None = None) -> str:

@@ -7,15 +7,17 @@ read as well.
 
 import os
 import re
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import chain
+from pathlib import Path, PureWindowsPath
 from typing import Any
 from unicodedata import normalize
 
-from mldec.data.photos import PhotoFinder, SkippedFiles, files_below, user_entries
+from mldec.data.photos import PhotoFinder, SkippedFiles, files_below, find_list, user_entries
 from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
-from mldec.data.table import TableBuilder, path_inside
+from mldec.data.table import TableBuilder, path_inside, without_root
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, log, naming_errors, visible
@@ -103,20 +105,21 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
     images: list[Path] = []
     skipped = SkippedFiles()
     for path in _paths(content, split, source):
-        images += _images(path, skipped)
+        images += _images(path, skipped, source.parent)
     if skipped and not images:
         raise DataError(f"{source}, {split}: no supported image; {skipped}")
 
     # Two images may differ in their suffix only, and would share their labels without a word.
+    label_folder = cache(_label_folder)
     label_files: dict[Path, Path] = {}  # maps a label file to its image
     for image in images:
-        file = _label_file(image)
+        file = label_folder(image.parent) / f"{image.stem}.txt"
         other = label_files.setdefault(file, image)
         if other != image:
             fault = f"{other} and {image} have the same label file {file}"
             raise DataError(f"{source}, {split}: {fault}; rename one of them")
 
-    existing = _existing(label_files, f"yolo {split}")
+    existing = _existing(label_files, f"yolo {split}", label_folder)
     absent = label_files.keys() - existing
     for file in absent:
         # A common mistake would turn all photos into negatives.
@@ -125,14 +128,14 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
             raise DataError(f"{wrong}: no image has this label file; rename it to {file.name}")
     if images and len(absent) == len(images):
         fault = f"none of {len(images):,} images has a label file"
-        raise DataError(f"{source}, {split}: {fault}; add files such as {_label_file(images[0])}")
+        raise DataError(f"{source}, {split}: {fault}; add files such as {next(iter(label_files))}")
 
     # The common folder is `root`, or one of its parents if images are outside `root`.
     parents = {image.parent for image in images}
     image_folder = Path(os.path.commonpath(parents | {folder}))
     builder = TableBuilder(classes=names)
     for image in images:
-        file = _label_file(image)
+        file = label_folder(image.parent) / f"{image.stem}.txt"
         labels = {} if file in absent else _labels(existing[file], len(names))
         builder.add(str(image.relative_to(image_folder)), labels, f"{source}, {split}")
 
@@ -152,10 +155,13 @@ def _class_names(names: object, source: Path) -> tuple[str, ...]:
 
 
 def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
-    value: Any = content.get(split)
-    entries: list[Any] = value if isinstance(value, list) else [value]
+    def entries_of(split: str) -> list[Any]:
+        value = content.get(split)
+        return value if isinstance(value, list) else [value]
+
+    entries = entries_of(split)
     if not all(isinstance(entry, str) for entry in entries):
-        fault = f"{split} is {abbreviate(value)}"
+        fault = f"{split} is {abbreviate(content.get(split))}"
         raise DataError(f"{source}: {fault}; set an image folder, a list or a text file of paths")
 
     # `path` is often a folder on another machine. Roboflow writes ../train/images for a folder next
@@ -166,6 +172,12 @@ def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
         relative = entry.replace("\\", "/")
         candidates = [base / relative, base / relative.removeprefix("../")]
         candidates += [source.parent / relative, source.parent / relative.removeprefix("../")]
+        if PureWindowsPath(relative).root:
+            # A folder of another computer. All splits lose the same leading folders.
+            of_splits = chain([relative], *map(entries_of, SPLITS))
+            texts = [without_root(str(text).replace("\\", "/")) for text in of_splits if text]
+            moved = find_list(list(dict.fromkeys(texts)), [source.parent])[1]
+            candidates.append(source.parent / moved[0])
         path = next(filter(Path.exists, candidates), None)
         if path is None:
             missing = os.path.normpath(candidates[0])
@@ -174,33 +186,49 @@ def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
     return paths
 
 
-def _images(path: Path, skipped: SkippedFiles) -> list[Path]:
-    """Return the images below a folder, or the images in a list."""
+def _images(path: Path, skipped: SkippedFiles, folder: Path) -> list[Path]:
+    """Return the images below a folder, or the images in a list. `folder` has data.yaml."""
     images = []
     if path.is_dir():
-        for file in map(Path, files_below(path, skipped)):
-            if skipped.accepts(str(file)):
-                images.append(file)
+        for file in files_below(path, skipped):
+            if skipped.accepts(file):
+                images.append(Path(file))
         return images
 
     finder = PhotoFinder(path.parent)
-    for number, line in enumerate(read_lines(path), 1):
-        name = line.replace("\\", "/")
-        where = f"{path}, line {number}"
+    names = [line.replace("\\", "/") for line in read_lines(path)]
+    found = []
+    for number, name in enumerate(names, 1):
+        found.append(finder.find(name, f"{path}, line {number}") or "")
+    if not any(found):
         # Exports of CVAT name a folder "data" that the archive does not have.
-        found = finder.find(name, where) or finder.find(name.removeprefix("data/"), where)
-        image = path.parent / (found or name)
-        images.append(Path(os.path.normpath(image)))
+        place, names = find_list([without_root(name) for name in names], [path.parent, folder])
+        path = place / path.name
+        if not any(map(Path.exists, map(place.joinpath, names))):
+            fault = f"none of {len(names):,} listed images exists in {place}, such as {names[0]}"
+            raise DataError(f"{path}: {fault}; correct the paths")
+    for name, photo in zip(names, found, strict=True):
+        images.append(Path(os.path.normpath(path.parent / (photo or name))))
     return images
 
 
-def _label_file(image: Path) -> Path:
-    """Return the label file of an image: the last folder "images" becomes "labels"."""
-    before, images, after = str(image.with_suffix(".txt")).rpartition(f"{os.sep}images{os.sep}")
-    return Path(before + images.replace("images", "labels") + after)
+def _label_folder(folder: Path) -> Path:
+    """Return the folder of the label files of an image folder.
+
+    The last parent called "images", or JPEGImages as in VOC, is replaced by its sibling "labels".
+    Without such a folder, label files are next to the images.
+    """
+    for parent in (folder, *folder.parents):
+        if parent.name.lower() in ("images", "jpegimages"):
+            for name in ("labels", "Labels", "LABELS"):
+                if parent.with_name(name).is_dir():
+                    return parent.with_name(name) / folder.relative_to(parent)
+    return folder
 
 
-def _existing(label_files: Mapping[Path, Path], what: str) -> dict[Path, Path]:
+def _existing(
+    label_files: Mapping[Path, Path], what: str, label_folder: Callable[[Path], Path]
+) -> dict[Path, Path]:
     """Return the existing label files. Their names may differ in case or in their Unicode form.
 
     The keys are the expected files. Files without an image are counted in a warning.
@@ -213,7 +241,8 @@ def _existing(label_files: Mapping[Path, Path], what: str) -> dict[Path, Path]:
         files = set(map(Path, user_entries(folder)))
         if folder in folders:
             listed |= files
-        of_images |= {_key(_label_file(file)) for file in files if file.suffix.lower() != ".txt"}
+        place = label_folder(folder)
+        of_images |= {_key(place / file.name) for file in files if file.suffix.lower() != ".txt"}
     existing = {file: file for file in listed & label_files.keys()}
     texts = [path for path in listed - existing.keys() if path.suffix.lower() == ".txt"]
     others = {_key(path): path for path in texts if path.stem not in ("classes", *SPLITS)}
