@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import product
 from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import Literal
@@ -181,17 +182,21 @@ def find_list(paths: Sequence[str], folders: Sequence[Path]) -> tuple[Path, list
         folders: Possible image folders. The first of those with the most photos is returned.
     """
     parts = [path.split("/") for path in paths]
-    for number in range(max(map(len, parts), default=0)):
+    finders = list(map(PhotoFinder, folders))
+    # A search that ignores case lists whole folders, so it is the second one.
+    for searches_all, number in product((False, True), range(max(map(len, parts), default=0))):
         # The name of the photo always remains.
         shorter = ["/".join(each[min(number, len(each) - 1) :]) for each in parts]
-        first = shorter[:20]
-        counts = [sum((folder / path).exists() for path in first) for folder in folders]
+        counts = []
+        for folder, finder in zip(folders, finders, strict=True):
+            found = [(folder / path).exists() for path in shorter[:20]]
+            if searches_all:
+                found = [finder.find(path, folder) is not None for path in shorter[:20]]
+            counts.append(sum(found))
         if any(counts) and len(set(shorter)) == len(shorter):
             folder = folders[counts.index(max(counts))]
             if number:
-                log.info(
-                    f"{folder}: listed paths are shortened, such as {paths[0]} to {shorter[0]}"
-                )
+                log.info(f"{folder}: listed paths are shorter, such as {shorter[0]} of {paths[0]}")
             return folder, shorter
     return folders[0], list(paths)
 
@@ -206,7 +211,7 @@ class PhotoFinder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-        # Maps a folder to the names of its files, by name and by stem.
+        # Maps a folder to the names of its files, by the keys of their names and stems.
         self._listings: dict[str, dict[str, list[str]]] = {}
 
         # Maps the names and stems of all photos below the folder to their paths.
@@ -215,9 +220,10 @@ class PhotoFinder:
     def find(self, path: str, where: str | Path) -> str | None:
         """Return the path of an existing photo, or None.
 
-        The file with this name has precedence over a photo with this name and a suffix. Paths are
-        also found in the other Unicode form: macOS writes accents as separate characters (NFD),
-        other systems do not (NFC).
+        The file with this name has precedence over a photo with this name and a suffix, and the
+        same case over others, because Windows and macOS ignore it. Paths are also found in the
+        other Unicode form: macOS writes accents as separate characters (NFD), other systems do not
+        (NFC).
 
         Args:
             path: Path relative to the folder, such as `a/1` for the photo `a/1.jpg`.
@@ -226,14 +232,20 @@ class PhotoFinder:
         Raises:
             DataError: If several photos have this name without suffix.
         """
-        for form in dict.fromkeys([path, normalize("NFC", path), normalize("NFD", path)]):
-            parent, slash, name = form.rpartition("/")
+        inner, slash, name = path.rpartition("/")
+        for parent in dict.fromkeys([inner, normalize("NFC", inner), normalize("NFD", inner)]):
             if parent not in self._listings:
                 self._listings[parent] = self._list(parent)
 
-            found = self._listings[parent].get(name, [])
+            found = self._listings[parent].get(_key(name), [])
             if name in found:
-                return form
+                return f"{parent}{slash}{name}"
+            composed = normalize("NFC", name)
+            names = {file: normalize("NFC", file) for file in found}
+            same_case = [
+                file for file in found if composed in (names[file], PurePath(names[file]).stem)
+            ]
+            found = same_case or found
             if len(found) > 1:
                 fault = f"{path!r} may be {found[0]} or {found[1]} in {self._folder / parent}"
                 raise DataError(f"{where}: {fault}; add the suffix, or remove one")
@@ -283,10 +295,16 @@ class PhotoFinder:
             return {}
 
         for name in names:
-            listing[name].append(name)
             stem = PurePath(name).stem
             is_photo = PurePath(name).suffix.lower() in READ and not is_junk(name)
             # If a.jpg is missing, a.jpg.png must not replace it.
             if is_photo and PurePath(stem).suffix.lower() not in READ:
-                listing[stem].append(name)
+                listing[_key(stem)].append(name)
+            if name not in listing[_key(name)]:
+                listing[_key(name)].append(name)
         return listing
+
+
+def _key(name: str) -> str:
+    """Return a name without differences in case and in Unicode form."""
+    return normalize("NFC", name).casefold()

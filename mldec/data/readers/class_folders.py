@@ -125,10 +125,11 @@ def folders(
     # A single training folder is divided, too. A test folder often has images without classes. A
     # split that the user has named, such as test, must exist.
     others = [folder / name for name in present.values() if folder / name != parts[0]]
-    is_single = not is_divided or (val == "val" and not any(map(list_class_folders, others)))
+    is_single = not is_divided
     if not is_divided:
         parts = [folder, folder]
-    elif is_single:
+    elif val == "val" and not parts[1].is_dir() and not any(map(list_class_folders, others)):
+        is_single = True
         parts = [parts[0], parts[0]]
 
     @cache
@@ -154,8 +155,9 @@ def folders(
             fault = f"there is no split {split!r} among {known}"
             raise DataError(f"{folder}: {fault}; pass data.train=NAME")
         table, skipped = read(part)
-        if skipped and not len(table):
-            raise DataError(f"{part}: no supported image; {skipped}")
+        if not len(table):
+            hint = str(skipped) or "write them as CLASS/IMAGE.jpg"
+            raise DataError(f"{part}: no supported image in folders of classes; {hint}")
         if split == train or not is_single:
             skipped.log(f"folders {split}")
         if split == train:

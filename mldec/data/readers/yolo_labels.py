@@ -85,11 +85,12 @@ def yolo(
 
 def _read(source: Path) -> dict[str, Any]:
     """Return the content of data.yaml, or the same content from a list of names and the folders."""
-    if source.name not in LISTS:
+    if source.suffix not in (".names", ".txt"):
         with naming_errors(source, DataError, remedy="write keys such as train: FOLDER"):
             entries = expect(read_yaml(source, as_text=True), dict, "it")
             return {key: value for key, value in entries.items() if value not in NULL}
-    content: dict[str, Any] = {"names": read_lines(source)}
+    # An empty line within the list is an error, because the next names have other indices.
+    content: dict[str, Any] = {"names": read_text(source).rstrip().split("\n")}
     for name in SPLITS:
         if (source.parent / f"{name}.txt").is_file():
             content["val" if name == "valid" else name] = f"{name}.txt"

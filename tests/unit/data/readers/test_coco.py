@@ -195,6 +195,19 @@ def test_paths_of_another_computer(tmp_path, prefix):
     )
 
 
+@pytest.mark.parametrize("prefix", ["", "/home/eva/"])
+def test_names_of_photos_may_differ_in_case_and_unicode_form(tmp_path, prefix):
+    content = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+    files = {"Tu\u0308r.jpg": "T\u00fcr.jpg", "IMG_1.JPG": "img_1.jpg"}
+    for number, (file, listed) in enumerate(files.items()):
+        content["images"].append({"id": number, "file_name": f"{prefix}{listed}"})
+        content["annotations"].append({"image_id": number, "category_id": 1})
+        write_picture(tmp_path / "images" / file)
+    (tmp_path / "labels.json").write_text(json.dumps(content))
+    data = Reader(coco, tmp_path)(train="train", val="val", val_fraction=0)
+    assert names(data.train) == list(files)
+
+
 def test_unused_val_fraction_is_logged_once(build, caplog):
     data = build(val_fraction=0.2)
     assert names(data.train)

@@ -86,6 +86,15 @@ def test_single_training_folder_is_divided(tmp_path, name, caplog):
     assert "test" in Reader(folders, tmp_path / "all").fault(val="test")
 
 
+def test_folder_without_classes_or_with_an_empty_split_is_an_error(write, tmp_path):
+    write_picture(tmp_path / "flat" / "1.png")
+    assert "CLASS/IMAGE.jpg" in Reader(folders, tmp_path / "flat").fault()
+    build = write("folders")
+    (build.root / "val").rename(tmp_path / "elsewhere")
+    (build.root / "val").mkdir()
+    assert "data/val: " in build.fault()
+
+
 def test_only_validation_folder_names_the_training_split(write):
     build = write("folders")
     (build.root / "train").rename(build.root.parent / "elsewhere")

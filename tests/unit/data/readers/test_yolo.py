@@ -142,6 +142,17 @@ def test_names_in_a_text_file(tmp_path, layout):
     assert rows == {f"{number}.jpg": [1 - number % 2, number % 2] for number in range(4)}
 
 
+def test_empty_line_between_names_is_an_error(tmp_path):
+    """Without the line, the next names would have the indices of other classes."""
+    write_picture(tmp_path / "1.jpg")
+    write_texts(tmp_path, {"1.txt": "1 0 0 1 1\n", "own.names": "dog\n\ncat\n\n"})
+    assert "own.names" in Reader(yolo, tmp_path).fault(file="own.names")
+    (tmp_path / "own.names").write_text("dog\ncat\n\n")
+    assert by_name(Reader(yolo, tmp_path)(file="own.names", val_fraction=0).train) == {
+        "1.jpg": [0, 1]
+    }
+
+
 def test_single_split_is_divided(build):
     data = build({"val": None, "valid": None, "test": None}, val_fraction=0.25)
     assert by_name(data.train) | by_name(data.val) == TRAIN
