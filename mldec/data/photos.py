@@ -36,8 +36,8 @@ _JUNK = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 
-# Libraries of Apple Photos, iPhoto and Aperture, and their folders with original photos.
-_LIBRARIES = (".photoslibrary", ".photolibrary", ".aplibrary")
+# Libraries of Apple Photos, iPhoto, Aperture and Capture One, and their folders of original photos.
+_LIBRARIES = (".photoslibrary", ".photolibrary", ".aplibrary", ".cocatalog")
 _ORIGINALS = ("originals", "masters")
 
 

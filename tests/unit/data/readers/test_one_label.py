@@ -166,9 +166,15 @@ def test_class_folders_have_equal_names_in_both_unicode_forms(write):
 
 
 def test_no_held_out_image_names_the_fraction(tmp_path):
-    for number in range(2):
-        write_picture(tmp_path / "all" / "cat" / f"{number}.png")
+    for name in ("cat", "dog"):
+        write_picture(tmp_path / "all" / name / "1.png")
     assert "data.val_fraction" in Reader(folders, tmp_path / "all").fault(val_fraction=1e-9)
+
+
+def test_single_class_is_an_error(tmp_path):
+    for number in range(20):
+        write_picture(tmp_path / "all" / "photos" / f"{number}.png")
+    assert "single class 'photos'" in Reader(folders, tmp_path / "all").fault(val_fraction=0.5)
 
 
 def test_single_folder_is_split_by_path(tmp_path):
