@@ -11,14 +11,7 @@ from torch import nn
 
 from mldec.config.compose import compose, compose_with_options, option, override
 from mldec.config.schema import PARTS, Config, Mix, describe, matches
-from mldec.config.signatures import (
-    REQUIRED,
-    arguments_of,
-    is_reader,
-    locate,
-    shared_settings,
-    signature,
-)
+from mldec.config.signatures import REQUIRED, arguments_of, is_reader, locate, signature
 from mldec.data.labels import Labels
 from mldec.data.mixing import Mixing
 from mldec.data.observed import Observed
@@ -148,10 +141,7 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
     faults = []
     for key, value in node.items():
         if key not in accepted:
-            # The forty settings of all readers would hide those of this one.
-            hint = suggest(
-                key, list(accepted), unlisted=shared_settings() if kind == "data" else ()
-            )
+            hint = suggest(key, list(accepted))
             faults.append(f"{kind}.{key}: {target.__name__} has no such argument{hint}")
         elif not matches(value, accepted[key][0]):
             faults.append(f"{kind}.{key}: {value!r} is not {describe(accepted[key][0])}")

@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 import unicodedata
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -62,16 +62,15 @@ class Stopped(Exception):
         self.status = status
 
 
-def suggest(word: str, known: list[str], *, unlisted: Collection[str] = ()) -> str:
-    """Return a hint for an unknown word: the closest known word, else all except `unlisted`."""
+def suggest(word: str, known: list[str]) -> str:
+    """Return a hint for an unknown word: the closest known word, else the first known words."""
     near = get_close_matches(word, known, n=1, cutoff=0.6)
     if near:
         return f"; did you mean '{near[0]}'?"
     if not known:
         return ""
-    listed = sorted(set(known).difference(unlisted))
-    num_others = len(set(known)) - len(listed)
-    return f"; known: {', '.join(listed)}" + (f" and {num_others} more" if num_others else "")
+    others = f" and {len(known) - 20} more" if len(known) > 20 else ""
+    return f"; known: {', '.join(known[:20])}{others}"
 
 
 def visible(text: str) -> str:
@@ -94,6 +93,11 @@ def brief(error: BaseException) -> str:
         return error.strerror
     if isinstance(error, UnicodeDecodeError):
         return f"not {error.encoding} text (byte {error.start})"
+
+    # The first line of an error of PyYAML is its context, such as "while scanning".
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return f"line {mark.line + 1}: {getattr(error, 'problem', '')}"
 
     lines = str(error).strip().splitlines() or [type(error).__name__]
     if isinstance(error, KeyError):

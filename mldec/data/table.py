@@ -1,7 +1,6 @@
 """Tables of image files with class names and sparse labels, as read from annotations."""
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -99,21 +98,15 @@ def encode_paths(paths: Sequence[str]) -> np.ndarray:
     return np.array(list(map(os.fsencode, paths)), np.bytes_)
 
 
-# Root of an absolute path, a drive of Windows, the scheme of a URL, or parents of the folder.
-_ROOT = re.compile(r"/+|[a-z]:[\\/]+|[a-z][a-z0-9+.-]*://+|(\.\.?[\\/]+)+", re.IGNORECASE)
-
-
-def without_root(path: str) -> str:
-    """Return a path of another computer or a URL without its root, to be found by `find_list`."""
-    root = _ROOT.match(path)
-    return path[root.end() :] if root else path
-
-
-def path_inside(path: str, where: str, *, folder: Path | None = None) -> str:
+def path_inside(
+    path: str, where: str, *, folder: Path | None = None, without_root: bool = False
+) -> str:
     """Normalize a path from an annotation file, with '/' as the separator.
 
     The path is relative to the image folder. With `folder`, absolute paths inside it become
-    relative. Raises DataError if the path leaves the image folder, or if no file can have its name.
+    relative. `without_root` removes the root of a path of another computer or a URL, which
+    `find_list` then finds. Raises DataError if the path leaves the image folder, or if no file can
+    have its name.
     """
     given = abbreviate(path)
     # Systems limit names to 255 bytes and paths to 4,096. Embedded images are longer.
@@ -135,7 +128,9 @@ def path_inside(path: str, where: str, *, folder: Path | None = None) -> str:
                 break
     parts = path.replace("\\", "/").split("/")
 
-    # "C:" at the start is a Windows drive.
+    # "C:" at the start is a Windows drive, and "https:" the scheme of a URL.
+    while without_root and len(parts) > 1 and (parts[0] in ("", "..") or parts[0].endswith(":")):
+        del parts[0]
     is_absolute = parts[0] == "" or parts[0].endswith(":")
     if is_absolute or ".." in parts or "\0" in path:
         inside = f"the image folder {folder}" if folder else "the image folder"

@@ -93,13 +93,7 @@ def read_yaml(path: Path, *, as_text: bool = False) -> Any:
     """
     text = read_text(path)
     with naming_errors(path, DataError, remedy="correct it"):
-        try:
-            return yaml.load(text, _TextLoader if as_text else _Loader)
-        except yaml.MarkedYAMLError as error:
-            if error.problem_mark is None:
-                raise
-            # The first line of its message is the context, such as "while scanning".
-            raise ValueError(f"line {error.problem_mark.line + 1}: {error.problem}") from error
+        return yaml.load(text, _TextLoader if as_text else _Loader)
 
 
 def unique(pairs: Sequence[tuple[Any, Any]], what: str = "the key") -> dict[Any, Any]:

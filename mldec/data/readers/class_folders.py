@@ -25,33 +25,42 @@ from mldec.names import (
     as_name,
     check_names,
     disambiguate,
-    format_list,
     given_names,
     indices_of,
     unknown_class,
 )
 
 
-def table_of(
-    images: Mapping[str, Sequence[str]], folders: Sequence[str], names: tuple[str, ...], where: Path
+def read_class_folders(
+    parent: Path,
+    present: Mapping[str, str],
+    order: Sequence[str],
+    names: tuple[str, ...],
+    skipped: SkippedFiles,
 ) -> Table:
-    """Return the images of class folders, sorted by class and file name.
+    """Return the images of the class folders in `parent`, sorted by class and file name.
 
-    Args:
-        images: Names of the images in each folder, see `list_images`.
-        folders: Names of the folders in the order of the classes. Some may have no images.
-        names: Class names of the table, one per folder.
-        where: Parent of the folders, for messages.
+    `present` are the folders, see `list_class_folders`, and `order` their classes in order, of
+    which some may be absent. The table has the class names `names`. Raises DataError for an image
+    in an inner folder, which may be a class of its own.
     """
-    columns = indices_of(folders)
-    for name in images:
+    columns = indices_of(order)
+    for name in present:
         if name not in columns:
-            raise unknown_class(name, folders, str(where))
+            raise unknown_class(name, order, str(parent))
+
     files: list[str] = []
     classes: list[int] = []
-    for name in sorted(images, key=columns.__getitem__):
-        files += images[name]
-        classes += [columns[name]] * len(images[name])
+    for name in sorted(present, key=columns.__getitem__):
+        folder = parent / present[name]
+        for file in filter(skipped.accepts, files_below(folder, skipped)):
+            image = file.removeprefix(f"{folder}/")
+            if "/" in image:
+                fault = f"it has images in inner folders, such as {visible(image)}"
+                remedy = "move them, or set data.root to the folder around them"
+                raise DataError(f"{folder}: {fault}; {remedy}")
+            files.append(f"{present[name]}/{image}")
+            classes.append(columns[name])
     labels = from_single(np.array(classes, np.int32), len(names))
     return Table(encode_paths(files), labels, names)
 
@@ -66,24 +75,6 @@ def list_class_folders(folder: Path, skipped: SkippedFiles | None = None) -> dic
                 fault = f"{other!a} and {entry.name!a} have the same name"
                 raise DataError(f"{folder}: {fault}; move the images into one of them")
     return dict(sorted(folders.items()))
-
-
-def list_images(folder: Path, skipped: SkippedFiles) -> list[str]:
-    """Return the sorted paths of the user's images in a class folder, as FOLDER/IMAGE.
-
-    Raises DataError for an image in an inner folder, which may be a class of its own.
-    """
-    images = []
-    parent = f"{folder.parent}/"
-    for file in files_below(folder, skipped):
-        if skipped.accepts(file):
-            image = file.removeprefix(parent)
-            if image.count("/") > 1:
-                fault = f"it has images in inner folders, such as {visible(image)}"
-                remedy = "move them, or set data.root to the folder around them"
-                raise DataError(f"{folder}: {fault}; {remedy}")
-            images.append(image)
-    return images
 
 
 def folders(
@@ -140,20 +131,14 @@ def folders(
         # Both splits use the class folders of the training split.
         of_train = list_class_folders(parts[0]) if parts[0].is_dir() else class_folders
         class_names = check_names(names or of_train, folder)
-        images = {}
-        for name, inner in class_folders.items():
-            images[name] = list_images(part / inner, skipped)
-        return table_of(images, class_names, class_names, part), skipped
+        table = read_class_folders(part, class_folders, class_names, class_names, skipped)
+        return table, skipped
 
     def load(split: str, _: str | None) -> StoredImages:
         # There is no cache, because the folders are listed anyway to count the skipped files.
         part = parts[split == val]
-        if not part.is_dir():
-            if split == val:
-                check_val(find_split(val, present), present, folder)
-            known = format_list(list(present))
-            fault = f"there is no split {split!r} among {known}"
-            raise DataError(f"{folder}: {fault}; pass data.train=NAME")
+        if split == val and not part.is_dir():
+            check_val(find_split(val, present), present, folder)
         table, skipped = read(part)
         if not len(table):
             hint = str(skipped) or "write them as CLASS/IMAGE.jpg"
@@ -166,8 +151,7 @@ def folders(
         if is_single:
             images = division.select(images, val=split == val)
             if is_divided:
-                counts = f"{len(images):,} images for {split}"
-                log.info(f"folders: {part} is the only folder of classes: {counts}")
+                log.info(f"folders: {part} is the only folder of classes and is divided")
         return log_split("folders", split, images)
 
     return Source(
@@ -177,13 +161,10 @@ def folders(
 
 def _log_unused(folder: Path, parts: Sequence[Path]) -> None:
     """Count the images in `folder` that are in no class folder of `parts`."""
-    files: list[str] = []
-    for place in dict.fromkeys([folder, *filter(Path.is_dir, parts)]):
-        for entry in user_entries(place):
-            if not entry.is_dir():
-                files.append(entry.path)
-            elif place not in parts and not any(part.is_relative_to(entry.path) for part in parts):
-                files += files_below(entry.path, SkippedFiles())
+    used: set[str] = set()
+    for part in filter(Path.is_dir, parts):
+        used |= {f"{part}/{name}" for name in list_class_folders(part).values()}
+    files = files_below(folder, SkippedFiles(), used)
     unused = [file for file in files if PurePath(file).suffix.lower() in READ]
     if unused:
         count = f"{len(unused):,} images are outside the class folders that are used"
@@ -269,17 +250,11 @@ def _read_split(root: Path, split: str, wnids: list[str], cache_dir: str | None)
     """Return the images of a split with class folders or of Kaggle's flat folder."""
     folder = root / split
     names = readable(wnids)
-    present = list_class_folders(folder).values()
+    present = list_class_folders(folder)
     if present:
-
-        def parse() -> Table:
-            skipped = SkippedFiles()
-            images = {name: list_images(folder / name, skipped) for name in present}
-            return table_of(images, wnids, names, folder)
-
-        chosen = f"folders 4 {wnids} {sorted(READ)}"
-        sources = [folder] + [folder / name for name in present]
-        return cached_table(chosen, sources, parse, cache_dir)
+        parse = partial(read_class_folders, folder, present, wnids, names, SkippedFiles())
+        sources = [folder] + [folder / name for name in present.values()]
+        return cached_table(f"folders 4 {wnids} {sorted(READ)}", sources, parse, cache_dir)
 
     # The classes of a flat folder are in Kaggle's table, in the folder or up to three levels above.
     candidates = [root / _SOLUTION]
@@ -288,8 +263,8 @@ def _read_split(root: Path, split: str, wnids: list[str], cache_dir: str | None)
     if solution is None or not user_entries(folder):
         fault = f"there is neither a folder per class nor {_SOLUTION}"
         raise DataError(f"{folder}: {fault}; unpack and sort the official archives")
-    parse_table = partial(_parse_solution, solution, wnids, names)
-    return cached_table(f"imagenet {wnids}", [solution], parse_table, cache_dir)
+    parse = partial(_parse_solution, solution, wnids, names)
+    return cached_table(f"imagenet {wnids}", [solution], parse, cache_dir)
 
 
 def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) -> Table:

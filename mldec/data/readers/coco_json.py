@@ -16,7 +16,7 @@ from mldec.data.photos import find_list
 from mldec.data.readers.tables import find_tables
 from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, SPLITS, HoldOut, check_val, find_split, log_split
-from mldec.data.table import Table, encode_paths, path_inside, without_root
+from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import (
     DEFAULT_VECTORS,
     NO_VECTORS,
@@ -154,7 +154,8 @@ def _parse(annotations: Path) -> Table:
 
         files = []
         for image, file in images.items():
-            path = path_inside(without_root(file), f"{annotations}: file_name of image {image}")
+            where = f"{annotations}: file_name of image {image}"
+            path = path_inside(file, where, without_root=True)
             files.append((path, f"the id {image}"))
         unique(files, "the file")
         # Categories of merged files may have the same name, which would be ambiguous.

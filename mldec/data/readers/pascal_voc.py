@@ -84,10 +84,6 @@ def _load_split(folder: Path, difficult: str, split: str, cache_dir: str | None)
     listing = folder / "ImageSets" / "Main" / f"{split}.txt"
     annotations = folder / "Annotations"
     if annotations.is_dir():
-        lists = sorted(path.stem for path in listing.parent.glob("*.txt") if "_" not in path.stem)
-        if lists and not listing.is_file():
-            fault = f"there is no list {split!r} among {format_list(lists)}"
-            raise DataError(f"{listing.parent}: {fault}; set data.train and data.val")
         parse = partial(_parse, listing, annotations)
         # An edit of a file does not change the time of its folder.
         files = map(Path, user_entries(annotations))

@@ -7,17 +7,21 @@ read as well.
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from functools import cache
-from itertools import chain
+from collections.abc import Mapping
 from pathlib import Path, PureWindowsPath
 from typing import Any
-from unicodedata import normalize
 
-from mldec.data.photos import PhotoFinder, SkippedFiles, files_below, find_list, user_entries
+from mldec.data.photos import (
+    PhotoFinder,
+    SkippedFiles,
+    files_below,
+    find_list,
+    fold_case,
+    user_entries,
+)
 from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
-from mldec.data.table import TableBuilder, path_inside, without_root
+from mldec.data.table import TableBuilder, path_inside
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, log, naming_errors, visible
@@ -111,16 +115,16 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
         raise DataError(f"{source}, {split}: no supported image; {skipped}")
 
     # Two images may differ in their suffix only, and would share their labels without a word.
-    label_folder = cache(_label_folder)
+    folders = {parent: _label_folder(parent) for parent in {image.parent for image in images}}
     label_files: dict[Path, Path] = {}  # maps a label file to its image
     for image in images:
-        file = label_folder(image.parent) / f"{image.stem}.txt"
+        file = folders[image.parent] / f"{image.stem}.txt"
         other = label_files.setdefault(file, image)
         if other != image:
             fault = f"{other} and {image} have the same label file {file}"
             raise DataError(f"{source}, {split}: {fault}; rename one of them")
 
-    existing = _existing(label_files, f"yolo {split}", label_folder)
+    existing = _existing(label_files, f"yolo {split}")
     absent = label_files.keys() - existing
     for file in absent:
         # A common mistake would turn all photos into negatives.
@@ -129,14 +133,17 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
             raise DataError(f"{wrong}: no image has this label file; rename it to {file.name}")
     if images and len(absent) == len(images):
         fault = f"none of {len(images):,} images has a label file"
-        raise DataError(f"{source}, {split}: {fault}; add files such as {next(iter(label_files))}")
+        remedy = f"add files such as {next(iter(label_files))}"
+        if not any(map(Path.exists, images)):
+            fault = f"none of {len(images):,} listed images exists"
+            remedy = f"correct paths such as {images[0]}"
+        raise DataError(f"{source}, {split}: {fault}; {remedy}")
 
     # The common folder is `root`, or one of its parents if images are outside `root`.
-    parents = {image.parent for image in images}
-    image_folder = Path(os.path.commonpath(parents | {folder}))
+    image_folder = Path(os.path.commonpath([folder, *folders]))
     builder = TableBuilder(classes=names)
     for image in images:
-        file = label_folder(image.parent) / f"{image.stem}.txt"
+        file = folders[image.parent] / f"{image.stem}.txt"
         labels = {} if file in absent else _labels(existing[file], len(names))
         builder.add(str(image.relative_to(image_folder)), labels, f"{source}, {split}")
 
@@ -156,13 +163,10 @@ def _class_names(names: object, source: Path) -> tuple[str, ...]:
 
 
 def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
-    def entries_of(split: str) -> list[Any]:
-        value = content.get(split)
-        return value if isinstance(value, list) else [value]
-
-    entries = entries_of(split)
+    value: Any = content.get(split)
+    entries: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(entry, str) for entry in entries):
-        fault = f"{split} is {abbreviate(content.get(split))}"
+        fault = f"{split} is {abbreviate(value)}"
         raise DataError(f"{source}: {fault}; set an image folder, a list or a text file of paths")
 
     # `path` is often a folder on another machine. Roboflow writes ../train/images for a folder next
@@ -173,12 +177,12 @@ def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
         relative = entry.replace("\\", "/")
         candidates = [base / relative, base / relative.removeprefix("../")]
         candidates += [source.parent / relative, source.parent / relative.removeprefix("../")]
-        if PureWindowsPath(relative).root:
-            # A folder of another computer. All splits lose the same leading folders.
-            of_splits = chain([relative], *map(entries_of, SPLITS))
-            texts = [without_root(str(text).replace("\\", "/")) for text in of_splits if text]
-            moved = find_list(list(dict.fromkeys(texts)), [source.parent])[1]
-            candidates.append(source.parent / moved[0])
+        # Folders of another computer lose leading folders, but never the name of the split: it must
+        # not happen that train/images and valid/images both become images.
+        inner = path_inside(relative, str(source), without_root=True)
+        while PureWindowsPath(relative).root and any(name in inner for name in SPLITS):
+            candidates.append(source.parent / inner)
+            inner = inner.partition("/")[2]
         path = next(filter(Path.exists, candidates), None)
         if path is None:
             missing = os.path.normpath(candidates[0])
@@ -189,28 +193,19 @@ def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
 
 def _images(path: Path, skipped: SkippedFiles, folder: Path) -> list[Path]:
     """Return the images below a folder, or the images in a list. `folder` has data.yaml."""
-    images = []
     if path.is_dir():
-        for file in files_below(path, skipped):
-            if skipped.accepts(file):
-                images.append(Path(file))
-        return images
+        return list(map(Path, filter(skipped.accepts, files_below(path, skipped))))
 
     finder = PhotoFinder(path.parent)
-    names = [line.replace("\\", "/") for line in read_lines(path)]
-    found = []
-    for number, name in enumerate(names, 1):
-        found.append(finder.find(name, f"{path}, line {number}") or "")
+    lines = [line.replace("\\", "/") for line in read_lines(path)]
+    found = [finder.find(line, f"{path}, line {row}") for row, line in enumerate(lines, 1)]
+    place = path.parent
+    names = [photo or line for photo, line in zip(found, lines, strict=True)]
     if not any(found):
         # Exports of CVAT name a folder "data" that the archive does not have.
-        place, names = find_list([without_root(name) for name in names], [path.parent, folder])
-        path = place / path.name
-        if not any(map(Path.exists, map(place.joinpath, names))):
-            fault = f"none of {len(names):,} listed images exists in {place}, such as {names[0]}"
-            raise DataError(f"{path}: {fault}; correct the paths")
-    for name, photo in zip(names, found, strict=True):
-        images.append(Path(os.path.normpath(path.parent / (photo or name))))
-    return images
+        inner = [path_inside(line, str(path), without_root=True) for line in lines]
+        place, names = find_list(inner, [place, folder])
+    return [Path(os.path.normpath(place / name)) for name in names]
 
 
 def _label_folder(folder: Path) -> Path:
@@ -227,38 +222,34 @@ def _label_folder(folder: Path) -> Path:
     return folder
 
 
-def _existing(
-    label_files: Mapping[Path, Path], what: str, label_folder: Callable[[Path], Path]
-) -> dict[Path, Path]:
+def _existing(label_files: Mapping[Path, Path], what: str) -> dict[Path, Path]:
     """Return the existing label files. Their names may differ in case or in their Unicode form.
 
     The keys are the expected files. Files without an image are counted in a warning.
     """
     folders = {file.parent: image.parent for file, image in label_files.items()}
-    listed: set[Path] = set()
+    finders = {folder: PhotoFinder(folder) for folder in folders}
+    existing = {}
+    for file in label_files:
+        found = finders[file.parent].find(file.name, file)
+        if found is not None:
+            existing[file] = file.with_name(found)
+
     # Images of other splits may have their label files in the same folders.
-    of_images: set[Path] = set()
-    for folder in filter(Path.is_dir, [*folders, *folders.values()]):
-        files = set(map(Path, user_entries(folder)))
-        if folder in folders:
-            listed |= files
-        place = label_folder(folder)
-        of_images |= {_key(place / file.name) for file in files if file.suffix.lower() != ".txt"}
-    existing = {file: file for file in listed & label_files.keys()}
-    texts = [path for path in listed - existing.keys() if path.suffix.lower() == ".txt"]
-    others = {_key(path): path for path in texts if path.stem not in ("classes", *SPLITS)}
-    for file in label_files.keys() - existing.keys():
-        if _key(file) in others:
-            existing[file] = others.pop(_key(file))
-    unused = sorted(others[key] for key in others.keys() - of_images)
+    texts: set[Path] = set()
+    of_images: set[str] = set()
+    for folder in filter(Path.is_dir, {*folders, *folders.values()}):
+        place = _label_folder(folder)
+        for path in map(Path, user_entries(folder)):
+            if path.suffix.lower() != ".txt":
+                of_images.add(fold_case(str(place / path.stem)))
+            elif folder in folders and path.stem not in ("classes", *SPLITS):
+                texts.add(path)
+    unused = sorted(path for path in texts if fold_case(str(path)[:-4]) not in of_images)
     if unused:
         example = visible(str(unused[0]))
         log.warning(f"{what}: {len(unused):,} label files have no image, such as {example}")
     return existing
-
-
-def _key(path: Path) -> Path:
-    return path.with_name(normalize("NFC", path.stem).casefold())
 
 
 def _labels(path: Path, num_classes: int) -> dict[int, int]:

@@ -95,10 +95,10 @@ def test_folder_without_classes_or_with_an_empty_split_is_an_error(write, tmp_pa
     assert "data/val: " in build.fault()
 
 
-def test_only_validation_folder_names_the_training_split(write):
+def test_only_validation_folder_can_be_evaluated(write):
     build = write("folders")
     (build.root / "train").rename(build.root.parent / "elsewhere")
-    assert "data.train" in build.fault()
+    assert "data/train: " in build.fault()
     source = folders(root=str(build.root))
     assert len(source.load("val", None)) == 3
 
@@ -115,7 +115,7 @@ def test_images_of_a_class_in_inner_folders_are_an_error(write):
     build = write("folders")
     write_picture(build.root / "train" / "cat" / "more" / "9.png")
     assert "train/cat: " in build.fault()
-    assert "cat/more/9.png" in build.fault()
+    assert "more/9.png" in build.fault()
 
 
 def test_each_folder_is_listed_once(write, monkeypatch):

@@ -227,4 +227,4 @@ def test_list_without_any_photo_is_named(tmp_path):
     write_texts(tmp_path, {"train.txt": "/content/own/1.jpg\n"})
     for name in "ab":
         write_picture(tmp_path / name / "1.jpg")
-    assert "train.txt: none of 1 listed images" in Reader(yolo, tmp_path).fault()
+    assert "train: none of 1 listed images" in Reader(yolo, tmp_path).fault()
