@@ -185,15 +185,15 @@ def find_list(paths: Sequence[str], folders: Sequence[Path]) -> tuple[Path, list
         paths: Relative paths, see `path_inside`. The first 20 are searched.
         folders: Possible image folders. The first of those with the most photos is returned.
     """
-    parts = [path.split("/") for path in paths]
     finders = list(map(PhotoFinder, folders))
-    for number in range(max(map(len, parts), default=0)):
+    for number in range(1 + max(path.count("/") for path in paths)):
         # The name of the photo always remains.
-        shorter = ["/".join(each[min(number, len(each) - 1) :]) for each in parts]
-        counts = [
-            sum(finder.find(path, folders[0]) is not None for path in shorter[:20])
-            for finder in finders
-        ]
+        shorter = [path.split("/", number)[-1] for path in paths]
+        first = shorter[:20]
+        counts = [sum((folder / path).exists() for path in first) for folder in folders]
+        if not any(counts):
+            # Names may differ in case. This search lists whole folders.
+            counts = [sum(bool(finder.find(path, "")) for path in first) for finder in finders]
         if any(counts) and len(set(shorter)) == len(set(paths)):
             folder = folders[counts.index(max(counts))]
             if number:
