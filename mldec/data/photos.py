@@ -177,13 +177,10 @@ def files_below(
 def find_list(paths: Sequence[str], folders: Sequence[Path]) -> tuple[Path, list[str]]:
     """Return the image folder of a list of photos, and the paths of the photos inside it.
 
-    Lists often have paths of another computer or of an archive. If no photo is found, all paths
-    lose their first folder, and so on. They lose the same number of folders, because
-    a/1.jpg must never be replaced by b/1.jpg.
-
-    Args:
-        paths: Relative paths, see `path_inside`. The first 20 are searched.
-        folders: Possible image folders. The first of those with the most photos is returned.
+    `paths` are relative, see `path_inside`, and `folders` are possible image folders, of which the
+    first one with the most of 20 photos is returned. Lists often have paths of another computer or
+    of an archive. If no photo is found, all paths lose their first folder, and so on. They lose the
+    same number of folders, because a/1.jpg must never be replaced by b/1.jpg.
     """
     finders = list(map(PhotoFinder, folders))
     for number in range(1 + max(path.count("/") for path in paths)):

@@ -146,7 +146,14 @@ def folders(
         if split == train or not is_single:
             skipped.log(f"folders {split}")
         if split == train:
-            _log_unused(folder, parts)
+            used: set[str] = set()
+            for place in filter(Path.is_dir, parts):
+                used |= {f"{place}/{name}" for name in list_class_folders(place).values()}
+            files = files_below(folder, SkippedFiles(), used)
+            unused = [file for file in files if PurePath(file).suffix.lower() in READ]
+            if unused:
+                count = f"{len(unused):,} images are outside the class folders that are used"
+                log.warning(f"folders: {count}, such as {visible(unused[0])}")
         images = in_folder(table, part)
         if is_single:
             images = division.select(images, val=split == val)
@@ -157,18 +164,6 @@ def folders(
     return Source(
         load=load, train=train, val=val, where=folder, evaluator=evaluator, exclusive=True
     )
-
-
-def _log_unused(folder: Path, parts: Sequence[Path]) -> None:
-    """Count the images in `folder` that are in no class folder of `parts`."""
-    used: set[str] = set()
-    for part in filter(Path.is_dir, parts):
-        used |= {f"{part}/{name}" for name in list_class_folders(part).values()}
-    files = files_below(folder, SkippedFiles(), used)
-    unused = [file for file in files if PurePath(file).suffix.lower() in READ]
-    if unused:
-        count = f"{len(unused):,} images are outside the class folders that are used"
-        log.warning(f"folders: {count}, such as {visible(unused[0])}")
 
 
 _KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")

@@ -200,8 +200,9 @@ def _images(path: Path, skipped: SkippedFiles, folder: Path) -> list[Path]:
     lines = [line.replace("\\", "/") for line in read_lines(path)]
     found = [finder.find(line, f"{path}, line {row}") for row, line in enumerate(lines, 1)]
     place = path.parent
-    names = [photo or line for photo, line in zip(found, lines, strict=True)]
-    if not any(found):
+    if any(found):
+        names = [photo or line for photo, line in zip(found, lines, strict=True)]
+    else:
         # Exports of CVAT name a folder "data" that the archive does not have.
         inner = [path_inside(line, str(path), without_root=True) for line in lines]
         place, names = find_list(inner, [place, folder])
