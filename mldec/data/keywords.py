@@ -312,7 +312,7 @@ def _levels(text: str, separator: str) -> Keyword:
 def _separate(texts: list[str]) -> list[str]:
     """Separate the keywords of programs that write all of them to one item, such as "dog;beach".
 
-    A semicolon in one of several items is a part of a name.
+    With several items, a semicolon is a part of a name.
     """
     return texts[0].split(";") if len(texts) == 1 else texts
 

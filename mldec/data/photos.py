@@ -177,10 +177,10 @@ def files_below(
 def find_list(paths: Sequence[str], folders: Sequence[Path]) -> tuple[Path, list[str]]:
     """Return the image folder of a list of photos, and the paths of the photos inside it.
 
-    `paths` are relative, see `path_inside`, and `folders` are possible image folders, of which the
-    first one with the most of 20 photos is returned. Lists often have paths of another computer or
-    of an archive. If no photo is found, all paths lose their first folder, and so on. They lose the
-    same number of folders, because a/1.jpg must never be replaced by b/1.jpg.
+    `paths` are relative, see `path_inside`. The result is the first of the `folders` that has most
+    of the first 20 photos. Lists often have paths of another computer or of an archive. If no photo
+    is found, all paths lose their first folder, and so on. They lose the same number of folders,
+    because a/1.jpg must never be replaced by b/1.jpg.
     """
     finders = list(map(PhotoFinder, folders))
     for number in range(1 + max(path.count("/") for path in paths)):
@@ -190,7 +190,7 @@ def find_list(paths: Sequence[str], folders: Sequence[Path]) -> tuple[Path, list
         counts = [sum((folder / path).exists() for path in first) for folder in folders]
         if not any(counts):
             # Names may differ in case. This search lists whole folders.
-            counts = [sum(bool(finder.find(path, "")) for path in first) for finder in finders]
+            counts = [sum(bool(each.find(path, folders[0])) for path in first) for each in finders]
         if any(counts) and len(set(shorter)) == len(set(paths)):
             folder = folders[counts.index(max(counts))]
             if number:

@@ -105,7 +105,7 @@ def folders(
     names = given_names(classes, folder)
 
     # The folder of a split contains class folders. If there are also folders with other names, and
-    # train/ contains only images, train is the name of a class, and so is valid beside invalid.
+    # train/ contains only images, train is a class, and so is valid next to invalid.
     present = list_class_folders(folder)
     parts = [folder / present.get(find_split(name, present), name) for name in (train, val)]
     existing = [part for part in parts if part.is_dir()]

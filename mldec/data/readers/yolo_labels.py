@@ -213,7 +213,7 @@ def _label_folder(folder: Path) -> Path:
     """Return the folder of the label files of an image folder.
 
     The last parent called "images", or JPEGImages as in VOC, is replaced by its sibling "labels".
-    Without such a folder, label files are next to the images.
+    Label files are next to the images if there is no such folder.
     """
     for parent in (folder, *folder.parents):
         if parent.name.lower() in ("images", "jpegimages"):
