@@ -97,10 +97,10 @@ def assemble(
             classes = Classes(images.classes, source.exclusive, *vectors)
         else:
             images, classes = zero_shot.validation(images)
-        if classes.exclusive and len(classes) == 1:
-            # Every metric would be 100 percent.
-            fault = f"all images have the single class {classes.names[0]!r}"
-            raise DataError(f"{source.where}: {fault}; add images of another class")
+        # With a single exclusive class, every metric would be 100 percent.
+        if len(classes) < 1 + classes.exclusive:
+            names = ", ".join(classes.names) or "none"
+            raise DataError(f"{source.where}: too few classes ({names}); add images of others")
 
         # Validate the evaluator settings at the start, not after an epoch.
         source.evaluator(classes)

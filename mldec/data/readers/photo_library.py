@@ -188,7 +188,7 @@ def choose_keywords(
     # Otherwise a comma is a part of a name, such as "Paris, France".
     contents = [photo["content"] for photo in photos.values()]
     lists = {name for content in contents for name, *inner in content if "," in name and not inner}
-    if any(len(content) > 1 for content in contents):
+    if any(len(photo["listed"]) + len(photo["internal"]) > 1 for photo in photos.values()):
         lists.clear()
     _log_names(lists, "keywords with commas are read as lists, because no photo has two keywords")
 

@@ -208,6 +208,11 @@ def test_names_of_photos_may_differ_in_case_and_unicode_form(tmp_path, prefix):
     assert names(data.train) == list(files)
 
 
+def test_no_class_is_an_error(build):
+    write(build.root, "val2014", coco_content("val2014", {1: []}, []))
+    assert "too few classes (none)" in build.fault(annotated_only=False)
+
+
 def test_unused_val_fraction_is_logged_once(build, caplog):
     data = build(val_fraction=0.2)
     assert names(data.train)

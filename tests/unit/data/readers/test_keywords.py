@@ -132,7 +132,10 @@ def test_people_of_one_photo_are_people_of_all_ignoring_case(library, caplog):
     assert any(text.endswith(": Gärten") for text in listed)
 
 
-@pytest.mark.parametrize("other", [["sea"], ["sea", "Lyon, France"]])
+OTHERS = [["sea"], ["sea", "Lyon, France"], ["sea", "People|Anna"], ["sea", "geotagged"]]
+
+
+@pytest.mark.parametrize("other", OTHERS)
 def test_lists_with_commas(tmp_path, other):
     library = Library(tmp_path / "photos", tmp_path / "cache")
     library.add("1.png", ["dog, beach"])

@@ -174,7 +174,7 @@ def test_no_held_out_image_names_the_fraction(tmp_path):
 def test_single_class_is_an_error(tmp_path):
     for number in range(20):
         write_picture(tmp_path / "all" / "photos" / f"{number}.png")
-    assert "single class 'photos'" in Reader(folders, tmp_path / "all").fault(val_fraction=0.5)
+    assert "too few classes (photos)" in Reader(folders, tmp_path / "all").fault(val_fraction=0.5)
 
 
 def test_single_folder_is_split_by_path(tmp_path):
