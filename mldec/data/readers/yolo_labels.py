@@ -232,9 +232,10 @@ def _existing(label_files: Mapping[Path, Path], what: str) -> dict[Path, Path]:
     finders = {folder: PhotoFinder(folder) for folder in folders}
     existing = {}
     for file in label_files:
-        found = finders[file.parent].find(file.name, file)
-        if found is not None:
-            existing[file] = file.with_name(found)
+        name = finders[file.parent].find(file.name, file)
+        # The label files of a.jpg and A.jpg may differ in case only.
+        if name == file.name or (name and file.with_name(name) not in label_files):
+            existing[file] = file.with_name(name)
 
     # Images of other splits may have their label files in the same folders.
     texts: set[Path] = set()

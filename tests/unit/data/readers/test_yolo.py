@@ -128,6 +128,13 @@ def test_names_of_label_files_may_differ_in_case_and_unicode_form(build, caplog)
     assert labels["\u00fc.jpg"] == [0, 0, 1]
     assert "1 label files have no image, such as" in caplog.text
     assert "labels/z.txt" in caplog.text
+    # The label file of another image is not used.
+    write_picture(image.with_name("b.png"))
+    write_texts(folder, {"b.txt": "0 0 0 1 1\n"})
+    write_picture(image.with_name("B.jpg"))
+    image.with_name("b.PNG").unlink()
+    labels = by_name(build().train)
+    assert (labels["b.png"], labels["B.jpg"]) == ([1, 0, 0], [0, 0, 0])
 
 
 @pytest.mark.parametrize("layout", ["", "images/"])
