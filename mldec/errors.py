@@ -62,15 +62,15 @@ class Stopped(Exception):
         self.status = status
 
 
-def suggest(word: str, known: list[str]) -> str:
-    """Return a hint for an unknown word: the closest known word, else the first known words."""
+def suggest(word: str, known: list[str], most: int = 40) -> str:
+    """Return a hint for an unknown word: the closest known word, else the first `most` of them."""
     near = get_close_matches(word, known, n=1, cutoff=0.6)
     if near:
         return f"; did you mean '{near[0]}'?"
     if not known:
         return ""
-    others = f" and {len(known) - 20} more" if len(known) > 20 else ""
-    return f"; known: {', '.join(known[:20])}{others}"
+    others = f" and {len(known) - most} more" if len(known) > most else ""
+    return f"; known: {', '.join(sorted(known[:most]))}{others}"
 
 
 def visible(text: str) -> str:

@@ -234,7 +234,8 @@ class PhotoFinder:
             found = self._listings[parent].get(fold_case(name), [])
             if name in found:
                 return f"{parent}{slash}{name}"
-            found = _matches(name, found)
+            if len(found) > 1:
+                found = _matches(name, found)
             if len(found) > 1:
                 fault = f"{path!r} may be {found[0]} or {found[1]} in {self._folder / parent}"
                 raise DataError(f"{where}: {fault}; add the suffix, or remove one")
