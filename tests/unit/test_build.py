@@ -51,7 +51,9 @@ def test_reader_may_be_named_with_its_module(module):
 
 def test_unknown_setting_of_data_lists_those_of_its_reader():
     node = {"_target_": "mldec.data.readers.coco", "root": "x", "file": "a.json"}
-    with pytest.raises(ConfigError, match=r"^data\.file: .*; known: annotated_only, .*root, ") as caught:
+    with pytest.raises(
+        ConfigError, match=r"^data\.file: .*; known: annotated_only, .*root, "
+    ) as caught:
         build.resolve("data", node)
     assert len(str(caught.value)) < 300
     with pytest.raises(ConfigError, match="interpolation"):
