@@ -141,7 +141,8 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
     faults = []
     for key, value in node.items():
         if key not in accepted:
-            hint = suggest(key, list(accepted))
+            # The own settings of a reader are first. About thirty follow that all readers share.
+            hint = suggest(key, list(accepted), most=15)
             faults.append(f"{kind}.{key}: {target.__name__} has no such argument{hint}")
         elif not matches(value, accepted[key][0]):
             faults.append(f"{kind}.{key}: {value!r} is not {describe(accepted[key][0])}")

@@ -62,14 +62,15 @@ class Stopped(Exception):
         self.status = status
 
 
-def suggest(word: str, known: list[str]) -> str:
-    """Return a hint for an unknown word: the closest known word, else all known words."""
+def suggest(word: str, known: list[str], most: int = 40) -> str:
+    """Return a hint for an unknown word: the closest known word, else the first `most` of them."""
     near = get_close_matches(word, known, n=1, cutoff=0.6)
     if near:
         return f"; did you mean '{near[0]}'?"
     if not known:
         return ""
-    return f"; known: {', '.join(sorted(known))}"
+    others = f" and {len(known) - most} more" if len(known) > most else ""
+    return f"; known: {', '.join(sorted(known[:most]))}{others}"
 
 
 def visible(text: str) -> str:
@@ -92,6 +93,11 @@ def brief(error: BaseException) -> str:
         return error.strerror
     if isinstance(error, UnicodeDecodeError):
         return f"not {error.encoding} text (byte {error.start})"
+
+    # The first line of an error of PyYAML is its context, such as "while scanning".
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return f"line {mark.line + 1}: {getattr(error, 'problem', '')}"
 
     lines = str(error).strip().splitlines() or [type(error).__name__]
     if isinstance(error, KeyError):

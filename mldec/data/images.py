@@ -139,6 +139,8 @@ def _fault(path: str | Path, content: bytes, error: Exception) -> str:
         return f"the format {kind} needs pillow-heif; run {INSTALL_HEIF}, or convert it to JPEG"
     if kind and kind not in (*FORMATS, "HEIC"):
         return f"the format {kind} is not supported; convert it to JPEG or leave it out"
+    if content.startswith(b"PK\3\4"):
+        return "a ZIP archive; unpack it"
     bands = _tiff_bands(content)
     if bands not in (None, 1, 3, 4):
         return f"{bands} bands per pixel, not 1, 3 or 4; select the bands of an RGB image"

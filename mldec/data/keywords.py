@@ -49,8 +49,14 @@ _PEOPLE = """
     people person persons faces personen leute menschen gesichter personnes gens visages
     personas gente rostros persone pessoas mensen människor mennesker ihmiset люди ludzie 人物
 """
-ALBUMS = frozenset(("albums", "alben", "álbumes"))
-_NOT_CONTENT = ALBUMS | set(_PEOPLE.split())
+# Keywords below these are ignored as well, but a name in them may mean something else elsewhere:
+# albums, and groups of people which may also contain events or pets, such as Family/Wedding.
+_GROUPS = """
+    albums alben álbumes family familie famille familia família famiglia rodzina семья 家族
+    friends freunde amis amigos amici vrienden venner vänner przyjaciele друзья 友達
+"""
+GROUPS = frozenset(_GROUPS.split())
+_NOT_CONTENT = GROUPS | set(_PEOPLE.split())
 
 # Tags that programs write for themselves: top-level keywords of darktable (5.0 and later) and
 # digiKam, and single keywords. The latter are the internal tags of digiKam, a keyword of iPhoto,
@@ -121,9 +127,10 @@ def read_keywords(photo: Path) -> PhotoKeywords:
     again. Lightroom does not permit "|" in names, so it separates levels in all lists.
 
     A keyword is a person or an album if its top-level parent is "People" (digiKam's faces, and a
-    convention of Lightroom's users), "Albums" or a translation, or if its name is the name of a
-    face or pet region (MWG regions of digiKam, Lightroom and Picasa), of a Microsoft people tag, or
-    in Iptc4xmpExt:PersonInImage or mediapro:People. Names are compared ignoring case.
+    convention of Lightroom's users), "Family", "Friends", "Albums" or a translation, or if its name
+    is the name of a face or pet region (MWG regions of digiKam, Lightroom and Picasa), of a
+    Microsoft people tag, or in Iptc4xmpExt:PersonInImage or mediapro:People. Names are compared
+    ignoring case.
 
     Embedded metadata is read from the formats of `read_image`. Files of other formats have only
     sidecars. Parts beyond the first 64 KiB of an embedded packet (extended XMP) are not read.
@@ -193,6 +200,8 @@ class _Lists:
         texts = [item.text or "" for item in element.iter(f"{_RDF}li")]
         if not len(element):
             texts = [element.text or ""]
+        if element.tag == _SUBJECT:
+            texts = _separate(texts)
 
         if element.tag in (_PERSONS, _MEDIAPRO_PEOPLE):
             self.persons |= dict.fromkeys(filter(None, map(_clean, texts)))
@@ -290,12 +299,22 @@ def _levels(text: str, separator: str) -> Keyword:
     """Split a keyword into its levels.
 
     Names may contain the separators of other lists ("AC/DC"), unless the first level is a top-level
-    keyword of people, albums or programs, which are written with any separator to any list.
+    keyword of people, albums or programs, which are written with any separator to any list. A colon
+    may also mean a family in biology.
     """
     parts = [part.strip() for part in _SEPARATORS.split(text)]
-    if parts[0].casefold() not in _NOT_CONTENT | _PROGRAMS:
+    root = parts[0].casefold()
+    if root not in _NOT_CONTENT | _PROGRAMS or (root in GROUPS and ":" in text):
         parts = [part.strip() for part in text.split(separator)]
     return tuple(part for part in parts if part)
+
+
+def _separate(texts: list[str]) -> list[str]:
+    """Separate the keywords of programs that write all of them to one item, such as "dog;beach".
+
+    With several items, a semicolon is a part of a name.
+    """
+    return texts[0].split(";") if len(texts) == 1 else texts
 
 
 def _embedded_keywords(image: ImageFile) -> list[str]:
@@ -313,9 +332,10 @@ def _embedded_keywords(image: ImageFile) -> list[str]:
                 texts.append(content.decode("utf-8"))
             except UnicodeDecodeError:
                 texts.append(content.decode("utf-8" if is_utf8 else "cp1252", "replace"))
+    texts = _separate(texts)
     with suppress(Exception):
         value = bytes(image.getexif().get(Base.XPKeywords, b""))
-        texts += value.decode("utf-16-le", "replace").partition("\0")[0].split(";")
+        texts += _separate([value.decode("utf-16-le", "replace").partition("\0")[0]])
     return texts
 
 

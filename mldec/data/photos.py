@@ -9,7 +9,8 @@ import logging
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import Literal
@@ -35,8 +36,8 @@ _JUNK = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 
-# Libraries of Apple Photos, iPhoto and Aperture, and their folders with original photos.
-_LIBRARIES = (".photoslibrary", ".photolibrary", ".aplibrary")
+# Libraries of Apple Photos, iPhoto, Aperture and Capture One, and their folders of original photos.
+_LIBRARIES = (".photoslibrary", ".photolibrary", ".aplibrary", ".cocatalog")
 _ORIGINALS = ("originals", "masters")
 
 
@@ -73,7 +74,8 @@ class SkippedFiles:
 
     def accepts(self, path: str) -> bool:
         """Return True for the suffix of a supported image file, and count it if unsupported."""
-        suffix = PurePath(path).suffix.lower()
+        # A PurePath would take most of the time of a listing.
+        suffix = os.path.splitext(path)[1].lower()  # noqa: PTH122
         if suffix in NOT_READ:
             self.counts[suffix] += 1
             self.examples.setdefault(suffix, path)
@@ -152,20 +154,49 @@ def _kind(entry: os.DirEntry[str]) -> Literal["folder", "file", ""]:
         return ""
 
 
-def files_below(folder: str | Path, skipped: SkippedFiles) -> Iterator[str]:
+def files_below(
+    folder: str | Path, skipped: SkippedFiles, without: Collection[str] = ()
+) -> Iterator[str]:
     """Yield the paths of the user's files below a folder, sorted by the names in their paths.
 
     Links to files are yielded. Links to folders are counted in `skipped` and not followed: a link
     to a parent would never end, and a link out of the folder would change other folders if sidecars
-    are written.
+    are written. Folders whose paths are in `without` are not listed.
     """
     for entry in user_entries(folder, skipped):
         if not entry.is_dir():
             yield entry.path
+        elif entry.path in without:
+            continue
         elif entry.is_symlink():
             skipped.add_junk(entry.path, is_folder=True)
         else:
-            yield from files_below(entry.path, skipped)
+            yield from files_below(entry.path, skipped, without)
+
+
+def find_list(paths: Sequence[str], folders: Sequence[Path]) -> tuple[Path, list[str]]:
+    """Return the image folder of a list of photos, and the paths of the photos inside it.
+
+    `paths` are relative, see `path_inside`. The result is the first of the `folders` that has most
+    of the first 20 photos. Lists often have paths of another computer or of an archive. If no photo
+    is found, all paths lose their first folder, and so on. They lose the same number of folders,
+    because a/1.jpg must never be replaced by b/1.jpg.
+    """
+    finders = list(map(PhotoFinder, folders))
+    for number in range(1 + max(path.count("/") for path in paths)):
+        # The name of the photo always remains.
+        shorter = [path.split("/", number)[-1] for path in paths]
+        first = shorter[:20]
+        counts = [sum((folder / path).exists() for path in first) for folder in folders]
+        if not any(counts):
+            # Names may differ in case. This search lists whole folders.
+            counts = [sum(bool(each.find(path, folders[0])) for path in first) for each in finders]
+        if any(counts) and len(set(shorter)) == len(set(paths)):
+            folder = folders[counts.index(max(counts))]
+            if number:
+                log.info(f"{folder}: listed paths are shorter, such as {shorter[0]} of {paths[0]}")
+            return folder, shorter
+    return folders[0], list(paths)
 
 
 class PhotoFinder:
@@ -178,7 +209,7 @@ class PhotoFinder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-        # Maps a folder to the names of its files, by name and by stem.
+        # Maps a folder to the names of its files, by the keys of their names and stems.
         self._listings: dict[str, dict[str, list[str]]] = {}
 
         # Maps the names and stems of all photos below the folder to their paths.
@@ -187,25 +218,24 @@ class PhotoFinder:
     def find(self, path: str, where: str | Path) -> str | None:
         """Return the path of an existing photo, or None.
 
-        The file with this name has precedence over a photo with this name and a suffix. Paths are
-        also found in the other Unicode form: macOS writes accents as separate characters (NFD),
-        other systems do not (NFC).
-
-        Args:
-            path: Path relative to the folder, such as `a/1` for the photo `a/1.jpg`.
-            where: File and entry that contain the path, for messages.
+        `path` is relative to the folder, and `where` is the file and entry that contain it, for
+        messages. The file with this name has precedence over a photo with this name and a suffix,
+        and the same case over others, because Windows and macOS ignore it. macOS writes accents as
+        separate characters (NFD), other systems do not (NFC), so both forms are found.
 
         Raises:
             DataError: If several photos have this name without suffix.
         """
-        for form in dict.fromkeys([path, normalize("NFC", path), normalize("NFD", path)]):
-            parent, slash, name = form.rpartition("/")
+        inner, slash, name = path.rpartition("/")
+        for parent in dict.fromkeys([inner, normalize("NFC", inner), normalize("NFD", inner)]):
             if parent not in self._listings:
                 self._listings[parent] = self._list(parent)
 
-            found = self._listings[parent].get(name, [])
+            found = self._listings[parent].get(fold_case(name), [])
             if name in found:
-                return form
+                return f"{parent}{slash}{name}"
+            if len(found) > 1:
+                found = _matches(name, found)
             if len(found) > 1:
                 fault = f"{path!r} may be {found[0]} or {found[1]} in {self._folder / parent}"
                 raise DataError(f"{where}: {fault}; add the suffix, or remove one")
@@ -216,10 +246,8 @@ class PhotoFinder:
     def find_below(self, path: str, where: str | Path) -> str | None:
         """Return the only photo below the folder whose path ends with `path`, or None.
 
-        The name may lack its suffix: `in/1` finds x/in/1.png. Tables often list only the names of
-        photos that are in inner folders. A photo with the same case has precedence over others,
-        because Windows and macOS ignore it: IMG.JPG may be img.jpg. For `where` and the error see
-        `find`.
+        Tables often list only the names of photos that are in inner folders. For the arguments, the
+        precedence and the error see `find`.
         """
         if self._below is None:
             self._below = defaultdict(list)
@@ -227,19 +255,10 @@ class PhotoFinder:
             for file in files_below(self._folder, SkippedFiles()):
                 photo = PurePath(file).relative_to(self._folder)
                 if photo.suffix.lower() in READ:
-                    self._below[photo.name.lower()].append(photo.as_posix())
-                    self._below[photo.stem.lower()].append(photo.as_posix())
+                    self._below[fold_case(photo.name)].append(photo.as_posix())
+                    self._below[fold_case(photo.stem)].append(photo.as_posix())
 
-        found = []
-        with_same_case = []
-        for photo_path in self._below.get(path.rpartition("/")[2].lower(), []):
-            without_suffix = photo_path.removesuffix(PurePath(photo_path).suffix)
-            ends = (f"/{photo_path}", f"/{without_suffix}")
-            if any(end.lower().endswith(f"/{path.lower()}") for end in ends):
-                found.append(photo_path)
-            if any(end.endswith(f"/{path}") for end in ends):
-                with_same_case.append(photo_path)
-        found = with_same_case or found
+        found = _matches(path, self._below.get(fold_case(path.rpartition("/")[2]), []))
         if len(found) > 1:
             fault = f"{path!r} may be {found[0]} or {found[1]} in {self._folder}"
             raise DataError(f"{where}: {fault}; set data.images, or write the whole paths")
@@ -255,10 +274,28 @@ class PhotoFinder:
             return {}
 
         for name in names:
-            listing[name].append(name)
-            stem = PurePath(name).stem
-            is_photo = PurePath(name).suffix.lower() in READ and not is_junk(name)
+            listing[fold_case(name)].append(name)
+            stem, suffix = os.path.splitext(name)  # noqa: PTH122
             # If a.jpg is missing, a.jpg.png must not replace it.
-            if is_photo and PurePath(stem).suffix.lower() not in READ:
-                listing[stem].append(name)
+            is_photo = suffix.lower() in READ and PurePath(stem).suffix.lower() not in READ
+            if is_photo and not is_junk(name):
+                listing[fold_case(stem)].append(name)
         return listing
+
+
+def fold_case(name: str) -> str:
+    """Return a name without differences in case and in Unicode form."""
+    return normalize("NFC", name).casefold()
+
+
+def _matches(path: str, photos: Sequence[str]) -> list[str]:
+    """Return the photos whose paths end with `path`, with the same case if there is one."""
+    for simplify in (partial(normalize, "NFC"), fold_case):
+        found = []
+        for photo in photos:
+            ends = (f"/{photo}", f"/{photo.removesuffix(PurePath(photo).suffix)}")
+            if any(simplify(end).endswith(simplify(f"/{path}")) for end in ends):
+                found.append(photo)
+        if found:
+            return found
+    return []

@@ -17,6 +17,7 @@ from mldec.data.transforms import TrainTransform, View
 from mldec.data.types import Classes, DataModule, ImageFiles, Split, StoredImages
 from mldec.errors import ConfigError, DataError, documented, log
 from mldec.files.text import expand_user, read_lines
+from mldec.names import indices_of
 from mldec.words.types import VectorOrigin
 
 
@@ -96,6 +97,10 @@ def assemble(
             classes = Classes(images.classes, source.exclusive, *vectors)
         else:
             images, classes = zero_shot.validation(images)
+        # With a single exclusive class, every metric would be 100 percent.
+        if len(classes) < 1 + classes.exclusive:
+            names = ", ".join(classes.names) or "none"
+            raise DataError(f"{source.where}: too few classes ({names}); add images of others")
 
         # Validate the evaluator settings at the start, not after an epoch.
         source.evaluator(classes)
@@ -116,11 +121,13 @@ def assemble(
         classes = load_val().classes
         if images.classes != classes.names:
             only = sorted(set(images.classes) ^ set(classes.names))
-            difference = f"{only[0]!r} is in one only" if only else "their order differs"
-            counts = f"train ({len(images.classes)}) and val ({len(classes.names)})"
-            raise DataError(
-                f"{source.where}: the classes of {counts} differ: {difference}; correct one"
-            )
+            if only:
+                counts = f"train ({len(images.classes)}) and val ({len(classes.names)})"
+                fault = f"the classes of {counts} differ: {only[0]!r} is in one only"
+                raise DataError(f"{source.where}: {fault}; correct one")
+            # The files of both splits may list the same classes in different orders.
+            columns = indices_of(images.classes)
+            images = images.select_classes([columns[name] for name in classes.names])
         if zero_shot is not None:
             images, classes = zero_shot.training(images)
         images = _without_absent(source, source.train, images, files.absent)

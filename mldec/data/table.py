@@ -98,11 +98,15 @@ def encode_paths(paths: Sequence[str]) -> np.ndarray:
     return np.array(list(map(os.fsencode, paths)), np.bytes_)
 
 
-def path_inside(path: str, where: str, *, folder: Path | None = None) -> str:
+def path_inside(
+    path: str, where: str, *, folder: Path | None = None, without_root: bool = False
+) -> str:
     """Normalize a path from an annotation file, with '/' as the separator.
 
     The path is relative to the image folder. With `folder`, absolute paths inside it become
-    relative. Raises DataError if the path leaves the image folder, or if no file can have its name.
+    relative. `without_root` removes the root of a path of another computer or a URL, which
+    `find_list` then finds. Raises DataError if the path leaves the image folder, or if no file can
+    have its name.
     """
     given = abbreviate(path)
     # Systems limit names to 255 bytes and paths to 4,096. Embedded images are longer.
@@ -124,7 +128,9 @@ def path_inside(path: str, where: str, *, folder: Path | None = None) -> str:
                 break
     parts = path.replace("\\", "/").split("/")
 
-    # "C:" at the start is a Windows drive.
+    # "C:" at the start is a Windows drive, and "https:" the scheme of a URL.
+    while without_root and len(parts) > 1 and (parts[0] in ("", "..") or parts[0].endswith(":")):
+        del parts[0]
     is_absolute = parts[0] == "" or parts[0].endswith(":")
     if is_absolute or ".." in parts or "\0" in path:
         inside = f"the image folder {folder}" if folder else "the image folder"

@@ -49,6 +49,17 @@ def test_reader_may_be_named_with_its_module(module):
     assert reader is signatures.locate("data", "mldec.data.readers.coco") is readers.coco
 
 
+def test_unknown_setting_of_data_lists_those_of_its_reader():
+    node = {"_target_": "mldec.data.readers.coco", "root": "x", "file": "a.json"}
+    with pytest.raises(
+        ConfigError, match=r"^data\.file: .*; known: annotated_only, .*root, "
+    ) as caught:
+        build.resolve("data", node)
+    assert len(str(caught.value)) < 300
+    with pytest.raises(ConfigError, match="interpolation"):
+        build.resolve("data", {**node, "interpolate": "x"})
+
+
 def test_plugins_of_the_caller_are_located():
     assert signatures.locate("backbone", "patches.Patches", ["patches"]).__name__ == "Patches"
 

@@ -1,10 +1,10 @@
 """Single-label images with one folder per class, and ImageNet-1k with a folder per WordNet id."""
 
 import os
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Literal
 
 import numpy as np
@@ -32,37 +32,37 @@ from mldec.names import (
 
 
 def read_class_folders(
-    folder: Path,
-    class_names: Sequence[str],
-    display_names: tuple[str, ...],
-    cache_dir: str | None,
+    parent: Path,
+    present: Mapping[str, str],
+    order: Sequence[str],
+    names: tuple[str, ...],
+    skipped: SkippedFiles,
 ) -> Table:
-    """Return the images of the class folders in `folder`, sorted by class and file name.
+    """Return the images of the class folders in `parent`, sorted by class and file name.
 
-    `class_names` are the folder names in the order of the classes. Folders may be absent.
-    `display_names` are the class names of the table, one per folder.
+    `present` are the folders, see `list_class_folders`, and `order` their classes in order, of
+    which some may be absent. The table has the class names `names`. Raises DataError for an image
+    in an inner folder, which may be a class of its own.
     """
-    present = list_class_folders(folder)
+    columns = indices_of(order)
     for name in present:
-        if name not in class_names:
-            raise unknown_class(name, class_names, str(folder))
+        if name not in columns:
+            raise unknown_class(name, order, str(parent))
 
-    def parse() -> Table:
-        columns = indices_of(class_names)
-        files: list[str] = []
-        classes: list[int] = []
-        # The order of the given classes, so that the images are sorted by class index.
-        for name in sorted(present, key=columns.__getitem__):
-            images = list_images(folder / present[name])
-            files += [f"{present[name]}/{image}" for image in images]
-            classes += [columns[name]] * len(images)
-
-        labels = from_single(np.array(classes, np.int32), len(display_names))
-        return Table(encode_paths(files), labels, display_names)
-
-    chosen = (tuple(class_names), display_names, sorted(READ))
-    sources = [folder] + [folder / name for name in present.values()]
-    return cached_table(f"folders 3 {chosen}", sources, parse, cache_dir)
+    files: list[str] = []
+    classes: list[int] = []
+    for name in sorted(present, key=columns.__getitem__):
+        folder = parent / present[name]
+        for file in filter(skipped.accepts, files_below(folder, skipped)):
+            image = file.removeprefix(f"{folder}/")
+            if "/" in image:
+                fault = f"it has images in inner folders, such as {visible(image)}"
+                remedy = "move them, or set data.root to the folder around them"
+                raise DataError(f"{folder}: {fault}; {remedy}")
+            files.append(f"{present[name]}/{image}")
+            classes.append(columns[name])
+    labels = from_single(np.array(classes, np.int32), len(names))
+    return Table(encode_paths(files), labels, names)
 
 
 def list_class_folders(folder: Path, skipped: SkippedFiles | None = None) -> dict[str, str]:
@@ -75,21 +75,6 @@ def list_class_folders(folder: Path, skipped: SkippedFiles | None = None) -> dic
                 fault = f"{other!a} and {entry.name!a} have the same name"
                 raise DataError(f"{folder}: {fault}; move the images into one of them")
     return dict(sorted(folders.items()))
-
-
-def list_images(folder: Path) -> list[str]:
-    """Return the sorted names of the user's image files in a folder."""
-    entries = user_entries(folder)
-    files = [entry.name for entry in entries if not entry.is_dir()]
-    images = [name for name in files if Path(name).suffix.lower() in READ]
-
-    # Do not silently ignore images in inner folders.
-    inner = [entry.path for entry in entries if entry.is_dir() and not entry.is_symlink()]
-    below = [Path(file) for path in inner for file in files_below(path, SkippedFiles())]
-    if (inner and not images) or any(file.suffix.lower() in READ for file in below):
-        fault = "it has images in inner folders" + (" and of its own" if images else " only")
-        raise DataError(f"{folder}: {fault}; move them, or set data.root to the folder around them")
-    return images
 
 
 def folders(
@@ -105,65 +90,75 @@ def folders(
     """Return single-label images. The label is the name of the folder.
 
     The layout is root/train/CLASS/*.jpg and root/val/CLASS/*.jpg, or other common names of both
-    folders such as Training and valid. If `root` has neither of these folders, root/CLASS/*.jpg is
-    split in a reproducible way. Images outside the folders that are used are counted.
+    folders such as Training and valid. root/CLASS/*.jpg, or a training folder without another
+    folder of classes, is split in a reproducible way. Images outside the class folders that are
+    used are counted.
 
     Args:
         classes: Class names in order, or a text file with one name per line. None takes the sorted
             folder names of `train`.
         exclusive: Always True: each image has exactly one label, see `csv_table`.
-        division: Held-out images if `root` has no folders of splits.
+        division: Held-out images if `root` has no folder of a validation split.
     """
     evaluator = single_label(top_k)
     folder = check_folder(root, "a folder per class")
     names = given_names(classes, folder)
 
-    # If only one split has a folder, this folder must not be used as a class folder. Other names of
-    # splits may be classes, such as valid and invalid, unless there is a training folder, too.
-    divided = (folder / train).is_dir() or (folder / val).is_dir()
-    present = list_class_folders(folder)
-    train_name = find_split(train, present)
-    num_splits = sum(name in (train, val) or name.lower() in SPLITS for name in present)
-    if not divided and train_name in present:
-        divided = num_splits > 1
     # The folder of a split contains class folders. If there are also folders with other names, and
-    # train/ contains only images, train is the name of a class.
-    parts = [folder / present.get(name, name) for name in (train_name, find_split(val, present))]
-    if num_splits < len(present):
-        divided &= any(list_class_folders(part) for part in parts if part.is_dir())
+    # train/ contains only images, train is a class, and so is valid next to invalid.
+    present = list_class_folders(folder)
+    parts = [folder / present.get(find_split(name, present), name) for name in (train, val)]
+    existing = [part for part in parts if part.is_dir()]
+    is_divided = bool(existing)
+    if not all(name in (train, val) or name.lower() in SPLITS for name in present):
+        is_divided = any(list_class_folders(part) for part in existing)
 
-    def load(split: str, cache_dir: str | None) -> StoredImages:
-        if divided and split == val and not parts[1].is_dir():
-            check_val(find_split(val, present), present, folder)
+    # A single training folder is divided, too. A test folder often has images without classes. A
+    # split that the user has named, such as test, must exist.
+    others = [folder / name for name in present.values() if folder / name != parts[0]]
+    is_single = not is_divided
+    if not is_divided:
+        parts = [folder, folder]
+    elif val == "val" and not parts[1].is_dir() and not any(map(list_class_folders, others)):
+        is_single = True
+        parts = [parts[0], parts[0]]
 
-        # Both splits use the class folders of the training split.
-        parent = parts[0] if divided else folder
-        class_names = check_names(names or list_class_folders(parent), folder)
-
-        parent = parts[split == val] if divided else folder
-        table = read_class_folders(parent, class_names, class_names, cache_dir)
-        images = in_folder(table, parent)
+    @cache
+    def read(part: Path) -> tuple[Table, SkippedFiles]:
+        # An undivided folder is listed once, because that takes seconds for 100,000 images.
         skipped = SkippedFiles()
-        for class_folder in list_class_folders(parent, skipped).values():
-            for entry in user_entries(parent / class_folder, skipped):
-                skipped.accepts(f"{class_folder}/{entry.name}")
-        if skipped and not len(images):
-            raise DataError(f"{parent}: no supported image; {skipped}")
-        # An undivided folder has the same files for both splits. Warn only once.
-        if divided or split == train:
+        class_folders = list_class_folders(part, skipped)
+        # Both splits use the class folders of the training split.
+        of_train = list_class_folders(parts[0]) if parts[0].is_dir() else class_folders
+        class_names = check_names(names or of_train, folder)
+        table = read_class_folders(part, class_folders, class_names, class_names, skipped)
+        return table, skipped
+
+    def load(split: str, _: str | None) -> StoredImages:
+        # There is no cache, because the folders are listed anyway to count the skipped files.
+        part = parts[split == val]
+        if split == val and not part.is_dir():
+            check_val(find_split(val, present), present, folder)
+        table, skipped = read(part)
+        if not len(table):
+            hint = str(skipped) or "write them as CLASS/IMAGE.jpg"
+            raise DataError(f"{part}: no supported image in folders of classes; {hint}")
+        if split == train or not is_single:
             skipped.log(f"folders {split}")
         if split == train:
-            used = set()
-            for part in filter(Path.is_dir, parts if divided else [folder]):
-                used |= {f"{part}/{inner}" for inner in list_class_folders(part).values()}
-            files = files_below(folder, SkippedFiles())
-            others = [file for file in files if file.rpartition("/")[0] not in used]
-            unused = [file for file in others if Path(file).suffix.lower() in READ]
+            used: set[str] = set()
+            for place in filter(Path.is_dir, parts):
+                used |= {f"{place}/{name}" for name in list_class_folders(place).values()}
+            files = files_below(folder, SkippedFiles(), used)
+            unused = [file for file in files if PurePath(file).suffix.lower() in READ]
             if unused:
                 count = f"{len(unused):,} images are outside the class folders that are used"
                 log.warning(f"folders: {count}, such as {visible(unused[0])}")
-        if not divided:
+        images = in_folder(table, part)
+        if is_single:
             images = division.select(images, val=split == val)
+            if is_divided:
+                log.info(f"folders: {part} is the only folder of classes and is divided")
         return log_split("folders", split, images)
 
     return Source(
@@ -250,14 +245,17 @@ def _read_split(root: Path, split: str, wnids: list[str], cache_dir: str | None)
     """Return the images of a split with class folders or of Kaggle's flat folder."""
     folder = root / split
     names = readable(wnids)
-    if list_class_folders(folder):
-        return read_class_folders(folder, wnids, names, cache_dir)
+    present = list_class_folders(folder)
+    if present:
+        parse = partial(read_class_folders, folder, present, wnids, names, SkippedFiles())
+        sources = [folder] + [folder / name for name in present.values()]
+        return cached_table(f"folders 4 {wnids} {sorted(READ)}", sources, parse, cache_dir)
 
     # The classes of a flat folder are in Kaggle's table, in the folder or up to three levels above.
     candidates = [root / _SOLUTION]
     candidates += [parent / _SOLUTION for parent in root.parents[:3]]
     solution = next((file for file in candidates if file.is_file()), None)
-    if solution is None or not list_images(folder):
+    if solution is None or not user_entries(folder):
         fault = f"there is neither a folder per class nor {_SOLUTION}"
         raise DataError(f"{folder}: {fault}; unpack and sort the official archives")
     parse = partial(_parse_solution, solution, wnids, names)

@@ -12,6 +12,7 @@ import numpy as np
 
 from mldec.data.cache import cached_table
 from mldec.data.labels import from_statements
+from mldec.data.photos import find_list
 from mldec.data.readers.tables import find_tables
 from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, SPLITS, HoldOut, check_val, find_split, log_split
@@ -129,11 +130,11 @@ def _load_split(
         condition = " with an object" if annotated_only else ""
         raise DataError(f"{annotations}: no image{condition}; restore it")
 
-    # The first of these folders that has most of the first images. FiftyOne calls it data.
+    # FiftyOne calls the image folder data.
     folders = [root / split, root / "images" / split, root / "images", root / "data", root]
-    first = list(map(os.fsdecode, table.files[:20]))
-    num_found = [sum((folder / name).is_file() for name in first) for folder in folders]
-    return log_split("coco", split, in_folder(table, folders[num_found.index(max(num_found))]))
+    folder, paths = find_list(list(map(os.fsdecode, table.files)), folders)
+    table = replace(table, files=encode_paths(paths))
+    return log_split("coco", split, in_folder(table, folder))
 
 
 def _parse(annotations: Path) -> Table:
@@ -153,7 +154,8 @@ def _parse(annotations: Path) -> Table:
 
         files = []
         for image, file in images.items():
-            path = path_inside(file, f"{annotations}: file_name of image {image}")
+            where = f"{annotations}: file_name of image {image}"
+            path = path_inside(file, where, without_root=True)
             files.append((path, f"the id {image}"))
         unique(files, "the file")
         # Categories of merged files may have the same name, which would be ambiguous.

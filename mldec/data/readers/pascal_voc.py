@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from mldec.data.cache import cached_table
+from mldec.data.photos import user_entries
 from mldec.data.source import Source
 from mldec.data.table import Table, TableBuilder, path_inside
 from mldec.data.tasks import multi_label
@@ -85,7 +86,7 @@ def _load_split(folder: Path, difficult: str, split: str, cache_dir: str | None)
     if annotations.is_dir():
         parse = partial(_parse, listing, annotations)
         # An edit of a file does not change the time of its folder.
-        files = annotations.iterdir()
+        files = map(Path, user_entries(annotations))
         newest = max(files, key=lambda path: path.stat().st_mtime_ns, default=annotations)
         table = cached_table("voc", [listing, annotations, newest], parse, cache_dir)
     else:
@@ -150,13 +151,13 @@ def _parse(listing: Path, annotations: Path) -> Table:
         content = read_bytes(path)
         with naming_errors(path, DataError, remedy="restore it"):
             # `findall` returns direct children only. Body parts of a person are nested objects.
-            for element in ElementTree.fromstring(content).findall("object"):
-                name = element.findtext("name", "").strip()
+            for element in ElementTree.fromstring(content).findall("{*}object"):
+                name = element.findtext("{*}name", "").strip()
                 if name not in VOC:
                     raise unknown_class(name[:40], VOC, str(path))
 
                 # A class is present if any of its objects is not difficult.
-                is_difficult = element.findtext("difficult", "0").strip() == "1"
+                is_difficult = element.findtext("{*}difficult", "0").strip() == "1"
                 labels[name] = labels.get(name, DIFFICULT) if is_difficult else 1
         builder.add(f"{image}.jpg", labels, f"{listing}, line {number}")
     return builder.build(listing)

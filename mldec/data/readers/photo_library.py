@@ -13,7 +13,7 @@ from unicodedata import combining, normalize
 import numpy as np
 
 from mldec.data.cache import cached_per_file, stamp
-from mldec.data.keywords import ALBUMS, paths_of, read_keywords, sidecars
+from mldec.data.keywords import GROUPS, paths_of, read_keywords, sidecars
 from mldec.data.labels import from_entries
 from mldec.data.photos import SkippedFiles, files_below
 from mldec.data.similar import burst_pairs, perceptual_hashes, similar_groups
@@ -151,7 +151,7 @@ def read_library(folder: Path, cache_dir: str | None) -> dict[str, dict[str, Any
         except DataError as error:
             return {"error": str(error)}
 
-    values = cached_per_file("keywords 4", folder, stamps, compute, cache_dir)
+    values = cached_per_file("keywords 5", folder, stamps, compute, cache_dir)
     errors = [value["error"] for value in values.values() if "error" in value]
     if errors:
         log.warning(f"keywords: {len(errors):,} photos are left out; the first: {errors[0]}")
@@ -169,10 +169,10 @@ def choose_keywords(
     """Return the keywords of each photo without the excluded ones, and without people.
 
     A person of one photo is a person in all photos, also in those without a face region, ignoring
-    case. An album of the same name as a keyword does not hide the keyword.
+    case. Names of albums, and in groups such as Family, do not hide keywords of other parents.
     """
     hidden = {tuple(keyword) for photo in photos.values() for keyword in photo["people"]}
-    persons = {keyword[-1].casefold() for keyword in hidden if keyword[0].casefold() not in ALBUMS}
+    persons = {keyword[-1].casefold() for keyword in hidden if keyword[0].casefold() not in GROUPS}
     internal = {"/".join(keyword) for photo in photos.values() for keyword in photo["internal"]}
     repaired = {name for photo in photos.values() for name in photo["repaired"]}
 
@@ -184,9 +184,20 @@ def choose_keywords(
     ignored = {name.casefold() for name in excluded}
     found = set()
 
+    # A program that writes all keywords to one item, such as "dog, beach", does so in all photos.
+    # Otherwise a comma is a part of a name, such as "Paris, France".
+    contents = [photo["content"] for photo in photos.values()]
+    lists = {name for content in contents for name, *inner in content if "," in name and not inner}
+    if any(len(photo["listed"]) + len(photo["internal"]) > 1 for photo in photos.values()):
+        lists.clear()
+    _log_names(lists, "keywords with commas are read as lists, because no photo has two keywords")
+
     chosen = {}
     for file, photo in photos.items():
         keywords = list(photo["content"])
+        if keywords and keywords[0][0] in lists:
+            names_in_list = map(str.strip, keywords[0][0].split(","))
+            keywords = [(name,) for name in names_in_list if name]
         if people:
             keywords += photo["people"]
         kept = []

@@ -8,11 +8,17 @@ read as well.
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
-from unicodedata import normalize
 
-from mldec.data.photos import PhotoFinder, SkippedFiles, files_below, user_entries
+from mldec.data.photos import (
+    PhotoFinder,
+    SkippedFiles,
+    files_below,
+    find_list,
+    fold_case,
+    user_entries,
+)
 from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
 from mldec.data.table import TableBuilder, path_inside
@@ -83,11 +89,12 @@ def yolo(
 
 def _read(source: Path) -> dict[str, Any]:
     """Return the content of data.yaml, or the same content from a list of names and the folders."""
-    if source.name not in LISTS:
+    if source.suffix not in (".names", ".txt"):
         with naming_errors(source, DataError, remedy="write keys such as train: FOLDER"):
             entries = expect(read_yaml(source, as_text=True), dict, "it")
             return {key: value for key, value in entries.items() if value not in NULL}
-    content: dict[str, Any] = {"names": read_lines(source)}
+    # An empty line within the list is an error, because the next names have other indices.
+    content: dict[str, Any] = {"names": read_text(source).rstrip().split("\n")}
     for name in SPLITS:
         if (source.parent / f"{name}.txt").is_file():
             content["val" if name == "valid" else name] = f"{name}.txt"
@@ -103,14 +110,15 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
     images: list[Path] = []
     skipped = SkippedFiles()
     for path in _paths(content, split, source):
-        images += _images(path, skipped)
+        images += _images(path, skipped, source.parent)
     if skipped and not images:
         raise DataError(f"{source}, {split}: no supported image; {skipped}")
 
     # Two images may differ in their suffix only, and would share their labels without a word.
+    folders = {parent: _label_folder(parent) for parent in {image.parent for image in images}}
     label_files: dict[Path, Path] = {}  # maps a label file to its image
     for image in images:
-        file = _label_file(image)
+        file = folders[image.parent] / f"{image.stem}.txt"
         other = label_files.setdefault(file, image)
         if other != image:
             fault = f"{other} and {image} have the same label file {file}"
@@ -125,14 +133,17 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
             raise DataError(f"{wrong}: no image has this label file; rename it to {file.name}")
     if images and len(absent) == len(images):
         fault = f"none of {len(images):,} images has a label file"
-        raise DataError(f"{source}, {split}: {fault}; add files such as {_label_file(images[0])}")
+        remedy = f"add files such as {next(iter(label_files))}"
+        if not any(map(Path.exists, images)):
+            fault = f"none of {len(images):,} listed images exists"
+            remedy = f"correct paths such as {images[0]}"
+        raise DataError(f"{source}, {split}: {fault}; {remedy}")
 
     # The common folder is `root`, or one of its parents if images are outside `root`.
-    parents = {image.parent for image in images}
-    image_folder = Path(os.path.commonpath(parents | {folder}))
+    image_folder = Path(os.path.commonpath([folder, *folders]))
     builder = TableBuilder(classes=names)
     for image in images:
-        file = _label_file(image)
+        file = folders[image.parent] / f"{image.stem}.txt"
         labels = {} if file in absent else _labels(existing[file], len(names))
         builder.add(str(image.relative_to(image_folder)), labels, f"{source}, {split}")
 
@@ -166,6 +177,12 @@ def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
         relative = entry.replace("\\", "/")
         candidates = [base / relative, base / relative.removeprefix("../")]
         candidates += [source.parent / relative, source.parent / relative.removeprefix("../")]
+        # Folders of another computer lose leading folders, but never the name of the split: it must
+        # not happen that train/images and valid/images both become images.
+        inner = path_inside(relative, str(source), without_root=True)
+        while PureWindowsPath(relative).root and any(name in inner for name in SPLITS):
+            candidates.append(source.parent / inner)
+            inner = inner.partition("/")[2]
         path = next(filter(Path.exists, candidates), None)
         if path is None:
             missing = os.path.normpath(candidates[0])
@@ -174,30 +191,36 @@ def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
     return paths
 
 
-def _images(path: Path, skipped: SkippedFiles) -> list[Path]:
-    """Return the images below a folder, or the images in a list."""
-    images = []
+def _images(path: Path, skipped: SkippedFiles, folder: Path) -> list[Path]:
+    """Return the images below a folder, or the images in a list. `folder` has data.yaml."""
     if path.is_dir():
-        for file in map(Path, files_below(path, skipped)):
-            if skipped.accepts(str(file)):
-                images.append(file)
-        return images
+        return list(map(Path, filter(skipped.accepts, files_below(path, skipped))))
 
     finder = PhotoFinder(path.parent)
-    for number, line in enumerate(read_lines(path), 1):
-        name = line.replace("\\", "/")
-        where = f"{path}, line {number}"
+    lines = [line.replace("\\", "/") for line in read_lines(path)]
+    found = [finder.find(line, f"{path}, line {row}") for row, line in enumerate(lines, 1)]
+    place = path.parent
+    if any(found):
+        names = [photo or line for photo, line in zip(found, lines, strict=True)]
+    else:
         # Exports of CVAT name a folder "data" that the archive does not have.
-        found = finder.find(name, where) or finder.find(name.removeprefix("data/"), where)
-        image = path.parent / (found or name)
-        images.append(Path(os.path.normpath(image)))
-    return images
+        inner = [path_inside(line, str(path), without_root=True) for line in lines]
+        place, names = find_list(inner, [place, folder])
+    return [Path(os.path.normpath(place / name)) for name in names]
 
 
-def _label_file(image: Path) -> Path:
-    """Return the label file of an image: the last folder "images" becomes "labels"."""
-    before, images, after = str(image.with_suffix(".txt")).rpartition(f"{os.sep}images{os.sep}")
-    return Path(before + images.replace("images", "labels") + after)
+def _label_folder(folder: Path) -> Path:
+    """Return the folder of the label files of an image folder.
+
+    The last parent called "images", or JPEGImages as in VOC, is replaced by its sibling "labels".
+    Label files are next to the images if there is no such folder.
+    """
+    for parent in (folder, *folder.parents):
+        if parent.name.lower() in ("images", "jpegimages"):
+            for name in ("labels", "Labels", "LABELS"):
+                if parent.with_name(name).is_dir():
+                    return parent.with_name(name) / folder.relative_to(parent)
+    return folder
 
 
 def _existing(label_files: Mapping[Path, Path], what: str) -> dict[Path, Path]:
@@ -206,29 +229,29 @@ def _existing(label_files: Mapping[Path, Path], what: str) -> dict[Path, Path]:
     The keys are the expected files. Files without an image are counted in a warning.
     """
     folders = {file.parent: image.parent for file, image in label_files.items()}
-    listed: set[Path] = set()
+    finders = {folder: PhotoFinder(folder) for folder in folders}
+    existing = {}
+    for file in label_files:
+        name = finders[file.parent].find(file.name, file)
+        # The label files of a.jpg and A.jpg may differ in case only.
+        if name == file.name or (name and file.with_name(name) not in label_files):
+            existing[file] = file.with_name(name)
+
     # Images of other splits may have their label files in the same folders.
-    of_images: set[Path] = set()
-    for folder in filter(Path.is_dir, [*folders, *folders.values()]):
-        files = set(map(Path, user_entries(folder)))
-        if folder in folders:
-            listed |= files
-        of_images |= {_key(_label_file(file)) for file in files if file.suffix.lower() != ".txt"}
-    existing = {file: file for file in listed & label_files.keys()}
-    texts = [path for path in listed - existing.keys() if path.suffix.lower() == ".txt"]
-    others = {_key(path): path for path in texts if path.stem not in ("classes", *SPLITS)}
-    for file in label_files.keys() - existing.keys():
-        if _key(file) in others:
-            existing[file] = others.pop(_key(file))
-    unused = sorted(others[key] for key in others.keys() - of_images)
+    texts: set[Path] = set()
+    of_images: set[str] = set()
+    for folder in filter(Path.is_dir, {*folders, *folders.values()}):
+        place = _label_folder(folder)
+        for path in map(Path, user_entries(folder)):
+            if path.suffix.lower() != ".txt":
+                of_images.add(fold_case(str(place / path.stem)))
+            elif folder in folders and path.stem not in ("classes", *SPLITS):
+                texts.add(path)
+    unused = sorted(path for path in texts if fold_case(str(path)[:-4]) not in of_images)
     if unused:
         example = visible(str(unused[0]))
         log.warning(f"{what}: {len(unused):,} label files have no image, such as {example}")
     return existing
-
-
-def _key(path: Path) -> Path:
-    return path.with_name(normalize("NFC", path.stem).casefold())
 
 
 def _labels(path: Path, num_classes: int) -> dict[int, int]:

@@ -191,7 +191,7 @@ class Inputs:
 
 def is_tar(path: str) -> bool:
     """Return True for the path of a tar file."""
-    return path.endswith((".tar", *COMPRESSED))
+    return path.lower().endswith((".tar", *COMPRESSED))
 
 
 def _in_folder(folder: str, skipped: SkippedFiles) -> Iterator[str]:
@@ -204,7 +204,7 @@ def _in_folder(folder: str, skipped: SkippedFiles) -> Iterator[str]:
 def _in_tar(path: str, skipped: SkippedFiles) -> Iterator[Item]:
     """Yield the images in a tar file, and one fault for the rest of a damaged file."""
     # Workers read the members of an uncompressed file. A stream is read here.
-    is_stream = path.endswith(COMPRESSED)
+    is_stream = path.lower().endswith(COMPRESSED)
     try:
         with (
             open_binary(path) as file,

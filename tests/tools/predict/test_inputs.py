@@ -105,9 +105,10 @@ def test_damaged_tar_file_is_a_fault(tmp_path, kind):
             read_item(item)
 
 
-def test_compressed_tar_file_is_a_stream(tmp_path):
+@pytest.mark.parametrize("name", ["x.tar.gz", "X.TGZ"])
+def test_compressed_tar_file_is_a_stream(tmp_path, name):
     members = {f"{number}.png": png() for number in range(3)}
-    path = pack(tmp_path / "x.tar.gz", members, "w:gz")
+    path = pack(tmp_path / name, members, "w:gz")
     items = list(Inputs([str(tmp_path)]))
     assert [item.name for item in items] == [f"{path}/{name}" for name in members]
     assert read_item(items[2]).tobytes() == picture(40, 30).tobytes()

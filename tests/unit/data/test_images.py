@@ -175,6 +175,7 @@ FAULTS = [
     ("a.tif", Image.fromarray(np.array([[0, 70000]], np.int32)), ""),
     ("a.tif", Image.fromarray(np.float32([[0.5, 0.7]])), ""),
     ("a.tif", tiff_of_five_bands(), "5 bands"),
+    ("a.zip", b"PK\3\4", "unpack"),
 ]
 # Truncated files.
 for suffix in ("jpg", "png", "tif", "webp", "avif"):

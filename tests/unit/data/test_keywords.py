@@ -104,6 +104,7 @@ LISTS = {
         [(FLAT, ["a"]), (FLAT, ["b"]), "<dc:subject>c</dc:subject>", NESTED],
         (("a",), ("b",), ("c",)),
     ),
+    "all keywords in one item": ([(FLAT, ["dog;beach; People/Anna;"])], (("dog",), ("beach",))),
     "case of people": (
         [(FLAT, ["anna", "DORA", "sea"]), ("Iptc4xmpExt:PersonInImage", ["Anna", "Dora"])],
         (("sea",),),
@@ -264,6 +265,17 @@ def test_people_in_every_list_separator_and_case(photo, root, separator, name):
     assert keywords.people == ((root, "Anna Smith"),)
 
 
+@pytest.mark.parametrize("root", ["Familie", "FRIENDS", "Amis", "Famille", "Freunde"])
+def test_groups_of_people(photo, root):
+    lists = [
+        ("lr:hierarchicalSubject", [f"{root}|Anna"]),
+        ("digiKam:TagsList", [f"{root}/Eva/Lea"]),
+    ]
+    keywords = read(photo, *lists, ("dc:subject", ["Anna", "Family: Felidae", "Family"]))
+    assert keywords.content == (("Family: Felidae",), ("Family",))
+    assert keywords.people == ((root, "Anna"), (root, "Eva", "Lea"))
+
+
 @pytest.mark.parametrize(
     "name", ["Gärten", "voilà", "Ágnes Œuvre", "d\u00e9j\u00e0 \u2013 vu\u2019s", "猫", "Straße €"]
 )
@@ -308,6 +320,11 @@ def test_damaged_iptc_does_not_hide_xmp(photo):
     assert read_keywords(photo).content == (("sea",), ("cat",))
     photo.write_bytes(content.replace(b"\x1c\x02\x19", b"\x99\x02\x19"))
     assert read_keywords(photo).content == (("sea",),)
+
+
+def test_all_keywords_in_one_iptc_record(photo):
+    add_iptc(photo, b"dog;beach")
+    assert read_keywords(photo).content == (("dog",), ("beach",))
 
 
 @pytest.mark.parametrize("ending", ["", "\0", "\0\0"])

@@ -21,6 +21,8 @@ from mldec.errors import DataError
         ("My.photoslibrary/originals/0/c.jpg", False),
         ("My.photoslibrary/resources/c.jpg", True),
         ("Old.photolibrary/Masters/c.jpg", False),
+        ("My.cocatalog/Cache/Thumbnails/c.jpg", True),
+        ("My.cocatalog/Originals/c.jpg", False),
     ],
 )
 def test_path_is_judged_by_all_its_parts(path, expected):

@@ -25,6 +25,7 @@ def test_byte_order_mark_and_newlines(tmp_path):
     [
         (read_json, b"[" * 100_000, "JSON"),
         (read_yaml, b"[" * 500, ""),
+        (read_yaml, b"names:\n\t- cat\n", "line 2"),
         (read_lines, b" \n\n", "empty"),
         (read_lines, b"caf\xe9", "byte 3"),
     ],

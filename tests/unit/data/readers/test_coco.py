@@ -170,6 +170,49 @@ def test_single_file_is_divided(tmp_path, file, folder):
     assert sorted(names(data.train) + names(data.val)) == files
 
 
+@pytest.mark.parametrize(
+    "prefix",
+    ["/home/eva/", "C:\\own\\images\\", "../images/", "https://x.org/own/", "{root}/images/"],
+)
+def test_paths_of_another_computer(tmp_path, prefix):
+    content = {"images": [], "annotations": []}
+    content["categories"] = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    for number, name in enumerate(("a/1.jpg", "b/1.jpg"), 1):
+        file = prefix.replace("{root}", str(tmp_path)) + name
+        content["images"].append({"id": number, "file_name": file})
+        content["annotations"].append({"image_id": number, "category_id": number})
+        write_picture(tmp_path / "images" / name)
+    # A photo of the same name elsewhere is not used.
+    write_picture(tmp_path / "1.jpg")
+    (tmp_path / "labels.json").write_text(json.dumps(content))
+    data = Reader(coco, tmp_path)(train="train", val="val", val_fraction=0)
+    files = [data.train.dataset.name(index) for index in range(2)]
+    assert files == [str(tmp_path / "images" / name) for name in ("a/1.jpg", "b/1.jpg")]
+    assert targets(data.train) == [[1, 0], [0, 1]]
+    (tmp_path / "images" / "b").rename(tmp_path / "images" / "c")
+    assert "1 of 2 listed images are absent" in Reader(coco, tmp_path).fault(
+        train="train", val="val", val_fraction=0
+    )
+
+
+@pytest.mark.parametrize("prefix", ["", "/home/eva/"])
+def test_names_of_photos_may_differ_in_case_and_unicode_form(tmp_path, prefix):
+    content = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+    files = {"Tu\u0308r.jpg": "T\u00fcr.jpg", "IMG_1.JPG": "img_1.jpg"}
+    for number, (file, listed) in enumerate(files.items()):
+        content["images"].append({"id": number, "file_name": f"{prefix}{listed}"})
+        content["annotations"].append({"image_id": number, "category_id": 1})
+        write_picture(tmp_path / "images" / file)
+    (tmp_path / "labels.json").write_text(json.dumps(content))
+    data = Reader(coco, tmp_path)(train="train", val="val", val_fraction=0)
+    assert names(data.train) == list(files)
+
+
+def test_no_class_is_an_error(build):
+    write(build.root, "val2014", coco_content("val2014", {1: []}, []))
+    assert "too few classes (none)" in build.fault(annotated_only=False)
+
+
 def test_unused_val_fraction_is_logged_once(build, caplog):
     data = build(val_fraction=0.2)
     assert names(data.train)

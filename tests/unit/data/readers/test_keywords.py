@@ -132,6 +132,31 @@ def test_people_of_one_photo_are_people_of_all_ignoring_case(library, caplog):
     assert any(text.endswith(": Gärten") for text in listed)
 
 
+OTHERS = [["sea"], ["sea", "Lyon, France"], ["sea", "People|Anna"], ["sea", "geotagged"]]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_lists_with_commas(tmp_path, other):
+    library = Library(tmp_path / "photos", tmp_path / "cache")
+    library.add("1.png", ["dog, beach"])
+    library.add("2.png", ["beach"])
+    library.add("3.png", other)
+    labels = library.labels(min_photos=1)
+    # A photo with two keywords shows that a comma is a part of a name.
+    if other == ["sea"]:
+        assert labels == {"1.png": ["beach", "dog"], "2.png": ["beach"], "3.png": ["sea"]}
+    else:
+        assert labels["1.png"] == ["dog, beach"]
+
+
+def test_names_in_groups_are_keywords_elsewhere(library, caplog):
+    caplog.set_level(logging.INFO, logger="mldec")
+    library.add("own.png", ["Familie|Anna", "Familie|Dog", "sea"])
+    assert library.labels()["0/00.png"] == ["Pets", "dog"]
+    assert library.labels()["own.png"] == ["sea"]
+    assert any("data.people" in text and "Anna, Dog" in text for text in caplog.messages)
+
+
 def test_names_that_look_like_people():
     people = ["Anna Smith", "Jörg O'Neill", "Élodie McDonald", "New York", "Family/Anna Smith"]
     others = ["Anna", "anna smith", "Red car", "Canon EOS", "Route 66", "Golden Gate Bridge", "USA"]

@@ -1,6 +1,7 @@
 """Single-label data: class folders, ImageNet, Stanford Cars and CIFAR-100."""
 
 import json
+import os
 import pickle
 import warnings
 from pathlib import Path
@@ -70,6 +71,38 @@ def test_split_folders_may_have_other_names(write):
     assert "data.val=Testing" in build.fault()
 
 
+@pytest.mark.parametrize("name", ["train", "Training"])
+def test_single_training_folder_is_divided(tmp_path, name, caplog):
+    for label in ("cat", "dog"):
+        for number in range(8):
+            write_picture(tmp_path / "all" / name / label / f"{number}.png")
+    # A test folder without classes is counted.
+    write_picture(tmp_path / "all" / "test" / "1.png")
+    data = Reader(folders, tmp_path / "all")(val_fraction=0.25, split="stratified")
+    assert data.train.classes.names == ("cat", "dog")
+    assert labels(data.train) == 6 * [0] + 6 * [1]
+    assert labels(data.val) == [0, 0, 1, 1]
+    assert "1 images are outside" in caplog.text
+    assert "test" in Reader(folders, tmp_path / "all").fault(val="test")
+
+
+def test_folder_without_classes_or_with_an_empty_split_is_an_error(write, tmp_path):
+    write_picture(tmp_path / "flat" / "1.png")
+    assert "CLASS/IMAGE.jpg" in Reader(folders, tmp_path / "flat").fault()
+    build = write("folders")
+    (build.root / "val").rename(tmp_path / "elsewhere")
+    (build.root / "val").mkdir()
+    assert "data/val: " in build.fault()
+
+
+def test_only_validation_folder_can_be_evaluated(write):
+    build = write("folders")
+    (build.root / "train").rename(build.root.parent / "elsewhere")
+    assert "data/train: " in build.fault()
+    source = folders(root=str(build.root))
+    assert len(source.load("val", None)) == 3
+
+
 def test_class_folder_may_be_called_like_a_split(tmp_path):
     for name in ("valid", "invalid"):
         for number in range(4):
@@ -81,7 +114,22 @@ def test_class_folder_may_be_called_like_a_split(tmp_path):
 def test_images_of_a_class_in_inner_folders_are_an_error(write):
     build = write("folders")
     write_picture(build.root / "train" / "cat" / "more" / "9.png")
-    assert "train/cat" in build.fault()
+    assert "train/cat: " in build.fault()
+    assert "more/9.png" in build.fault()
+
+
+def test_each_folder_is_listed_once(write, monkeypatch):
+    build = write("folders")
+    write_picture(build.root / "other" / "cat" / "9.png")
+    listed = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(str(path)) or scandir(path))
+    source = folders(root=str(build.root))
+    for split in ("train", "val"):
+        source.load(split, None)
+    inner = [path for path in listed if len(Path(path).relative_to(build.root).parts) == 2]
+    assert sorted(inner) == sorted(set(inner))
+    assert len(inner) >= 6
 
 
 def test_images_outside_the_class_folders_are_counted(write, caplog):
@@ -118,9 +166,15 @@ def test_class_folders_have_equal_names_in_both_unicode_forms(write):
 
 
 def test_no_held_out_image_names_the_fraction(tmp_path):
-    for number in range(2):
-        write_picture(tmp_path / "all" / "cat" / f"{number}.png")
+    for name in ("cat", "dog"):
+        write_picture(tmp_path / "all" / name / "1.png")
     assert "data.val_fraction" in Reader(folders, tmp_path / "all").fault(val_fraction=1e-9)
+
+
+def test_single_class_is_an_error(tmp_path):
+    for number in range(20):
+        write_picture(tmp_path / "all" / "photos" / f"{number}.png")
+    assert "too few classes (photos)" in Reader(folders, tmp_path / "all").fault(val_fraction=0.5)
 
 
 def test_single_folder_is_split_by_path(tmp_path):

@@ -127,6 +127,17 @@ def test_changed_list_or_folder_is_read_again(build):
     assert labels(build().val) == [{"boat": 1}]
 
 
+def test_namespace_and_broken_link_among_annotations(build):
+    expected = labels(build().train)
+    folder = build.root / "Annotations"
+    (folder / "zz.xml").symlink_to(folder / "nowhere.xml")
+    path = folder / "000007.xml"
+    path.write_text(voc_xml([]).replace("<annotation>", "<annotation xmlns='urn:x'>"))
+    path = folder / "000012.xml"
+    path.write_text(path.read_text().replace("<annotation>", "<annotation xmlns='urn:x'>"))
+    assert labels(build().train) == expected
+
+
 def test_labels_of_sample_equal_its_class_lists(sample_data, tmp_path):
     root = sample_data / "voc2012_mini"
     place = {"root": str(root), "year": 2012, "cache_dir": str(tmp_path)}

@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from readers import Reader, by_name, names, write_picture
+from readers import Reader, by_name, names, targets, write_picture
 from trees import YOLO_YAML, tree, write_texts
 
 from mldec.data.readers import yolo
@@ -128,6 +128,13 @@ def test_names_of_label_files_may_differ_in_case_and_unicode_form(build, caplog)
     assert labels["\u00fc.jpg"] == [0, 0, 1]
     assert "1 label files have no image, such as" in caplog.text
     assert "labels/z.txt" in caplog.text
+    # The label file of another image is not used.
+    write_picture(image.with_name("b.png"))
+    write_texts(folder, {"b.txt": "0 0 0 1 1\n"})
+    write_picture(image.with_name("B.jpg"))
+    image.with_name("b.PNG").unlink()
+    labels = by_name(build().train)
+    assert (labels["b.png"], labels["B.jpg"]) == ([1, 0, 0], [0, 0, 0])
 
 
 @pytest.mark.parametrize("layout", ["", "images/"])
@@ -140,6 +147,17 @@ def test_names_in_a_text_file(tmp_path, layout):
     assert data.train.classes.names == ("dog", "cat")
     rows = by_name(data.train) | by_name(data.val)
     assert rows == {f"{number}.jpg": [1 - number % 2, number % 2] for number in range(4)}
+
+
+def test_empty_line_between_names_is_an_error(tmp_path):
+    """Without the line, the next names would have the indices of other classes."""
+    write_picture(tmp_path / "1.jpg")
+    write_texts(tmp_path, {"1.txt": "1 0 0 1 1\n", "own.names": "dog\n\ncat\n\n"})
+    assert "own.names" in Reader(yolo, tmp_path).fault(file="own.names")
+    (tmp_path / "own.names").write_text("dog\ncat\n\n")
+    assert by_name(Reader(yolo, tmp_path)(file="own.names", val_fraction=0).train) == {
+        "1.jpg": [0, 1]
+    }
 
 
 def test_single_split_is_divided(build):
@@ -160,3 +178,60 @@ def test_darknet_layout(tmp_path, prefix):
     assert data.train.classes.names == ("dog", "cat")
     assert by_name(data.train) == {"0.jpg": [1, 0], "1.jpg": [0, 1], "2.jpg": [1, 0]}
     assert by_name(data.val) == {"3.jpg": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    [("Images", "Labels"), ("IMAGES", "labels"), ("VOC2007/JPEGImages", "VOC2007/labels")],
+)
+def test_names_of_folders_may_differ_in_case(tmp_path, images, labels):
+    # An outer folder without a folder of labels does not count.
+    root = tmp_path / "images" / "own"
+    for number in range(2):
+        write_picture(root / images / "a" / f"{number}.jpg")
+        write_texts(root, {f"{labels}/a/{number}.txt": f"{number} 0 0 1 1\n"})
+    write_texts(root, {"data.yaml": f"names: [dog, cat]\ntrain: {images}\nval: {images}\n"})
+    assert by_name(Reader(yolo, root)().train) == {"0.jpg": [1, 0], "1.jpg": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    "prefix", ["/content/own/", "C:\\own\\", "../../own/", "\\\\server\\own\\", "data/"]
+)
+@pytest.mark.parametrize("layout", ["list", "lists/list", "folder"])
+def test_paths_of_another_computer(tmp_path, prefix, layout):
+    lines = {"train": "", "val": ""}
+    for number, split in enumerate(lines):
+        for name in ("a", "b"):
+            write_picture(tmp_path / "images" / split / name / "1.jpg", number)
+            index = "ab".index(name)
+            write_texts(tmp_path, {f"labels/{split}/{name}/1.txt": f"{index} 0 0 1 1\n"})
+            lines[split] += f"{prefix}images/{split}/{name}/1.jpg\n"
+    entries = {split: f"{prefix}images/{split}" for split in lines}
+    if layout != "folder":
+        entries = {split: f"{layout}_{split}.txt" for split in lines}
+        write_texts(tmp_path, {entries[split]: lines[split] for split in lines})
+    elif prefix in ("../../own/", "data/"):
+        return
+    (tmp_path / "data.yaml").write_text(yaml.safe_dump({"names": ["dog", "cat"], **entries}))
+    data = Reader(yolo, tmp_path)()
+    for split, part in (("train", data.train), ("val", data.val)):
+        files = [part.dataset.name(index) for index in range(2)]
+        assert files == [str(tmp_path / "images" / split / name / "1.jpg") for name in "ab"]
+        assert targets(part) == [[1, 0], [0, 1]]
+
+
+def test_absolute_folders_are_not_merged(tmp_path):
+    """If valid/images is missing, images/ must not become both splits."""
+    write_picture(tmp_path / "images" / "1.jpg")
+    write_texts(tmp_path, {"labels/1.txt": "0 0 0 1 1\n"})
+    paths = {"train": "/content/own/train/images", "val": "/content/own/valid/images"}
+    (tmp_path / "data.yaml").write_text(yaml.safe_dump({"names": ["dog"], **paths}))
+    assert "/content/own/train/images does not exist" in Reader(yolo, tmp_path).fault()
+
+
+def test_list_without_any_photo_is_named(tmp_path):
+    write_texts(tmp_path, {"data.yaml": "names: [dog]\ntrain: train.txt\n"})
+    write_texts(tmp_path, {"train.txt": "/content/own/1.jpg\n"})
+    for name in "ab":
+        write_picture(tmp_path / name / "1.jpg")
+    assert "train: none of 1 listed images" in Reader(yolo, tmp_path).fault()
