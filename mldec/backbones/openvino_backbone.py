@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mldec.errors import ConfigError, brief, log
+from mldec.errors import ConfigError, DataError, brief, log
 from mldec.files.cache import cache_folder, describe_entry, network_hash
 from mldec.runtime.devices import EngineName
 
@@ -105,17 +105,22 @@ def convert(backbone: nn.Module, image_size: int, half: torch.dtype | None = Non
         sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
         import openvino
 
+        network: Any = folder / NETWORK
         if not folder.exists():
+            network = _converted(openvino, backbone, image_size)
             name = getattr(backbone, "name", type(backbone).__name__)
             content = f"{name} converted to OpenVINO, {image_size} pixels"
-            _store(_converted(openvino, backbone, image_size), folder, openvino, content)
+            try:
+                _store(network, folder, openvino, content)
+            except (OSError, DataError) as problem:
+                log.warning(f"{folder}: the conversion is not stored ({brief(problem)})")
 
         core = openvino.Core()
         settings = {
             "INFERENCE_PRECISION_HINT": PRECISIONS[half],
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),  # from OMP_NUM_THREADS
         }
-        compiled = core.compile_model(folder / NETWORK, "CPU", settings)
+        compiled = core.compile_model(network, "CPU", settings)
         converted = OpenVinoBackbone(compiled)
         error = (converted(images) - expected).norm() / expected.norm()
         if not error <= MAX_ERROR[half]:
@@ -141,7 +146,8 @@ def _converted(openvino: Any, backbone: nn.Module, image_size: int) -> Any:
 def _store(network: Any, folder: Path, openvino: Any, content: str) -> None:
     """Write a network to a folder atomically. For `content` see `describe_entry`."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    temporary.mkdir(parents=True)
+    # A killed process with the same number, as in a container, may have left the folder.
+    temporary.mkdir(parents=True, exist_ok=True)
     try:
         openvino.save_model(network, temporary / NETWORK, compress_to_fp16=False)
         describe_entry(temporary, content, "", [path.name for path in temporary.iterdir()])

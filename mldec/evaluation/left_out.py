@@ -9,6 +9,7 @@ training images that contribute most to it. It is never published.
 
 import os
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,8 +43,9 @@ class StoredLogits(StoredImages):
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         """Return the logits [K] and the target int8 [K] of an image."""
         if np.isnan(self.logits[index]).any():
-            # The image was unreadable: raise its error again.
+            # The image was unreadable: raise its error again, unless it was repaired.
             super().load(index, rng)
+            raise DataError(f"{self.name(index)}: it was unreadable in the training; train again")
         return torch.from_numpy(self.logits[index]), self.labels.row(index)
 
 
@@ -55,8 +57,15 @@ def image_names(split: Split, config: Config) -> np.ndarray:
     """
     storage = getattr(split.dataset, "storage", None)
     if isinstance(storage, ImagesInMemory):
-        # The rows of another data set have the same names.
-        return encode_paths([key.tobytes().hex() for key in storage.keys])
+        # The rows of another data set have the same names. Copies of an image are numbered, because
+        # they may have different labels, and so different scores.
+        copies: Counter[str] = Counter()
+        names = []
+        for key in storage.keys:
+            digest = key.tobytes().hex()
+            names.append(f"{digest} {copies[digest]}" if copies[digest] else digest)
+            copies[digest] += 1
+        return encode_paths(names)
     root = str(config.data.get("root") or os.curdir)
     indices = range(len(split.dataset))
     return encode_paths([os.path.relpath(split.dataset.name(index), root) for index in indices])
@@ -186,6 +195,7 @@ def reuse_left_out(data: DataModule, loaded: Loaded, config: Config) -> DataModu
     Returns None if any validation image was not a training image, if the head was not fitted in
     closed form, or if the input transform or the head differs from the fit. Images in another
     folder may have the names of the training images, so the content of a sample is compared, too.
+    A warning is logged if only some of the images were training images.
     """
     dataset = data.val.dataset
     if not isinstance(dataset, StoredImages) or dataset.transform != loaded.transform:
@@ -193,15 +203,23 @@ def reuse_left_out(data: DataModule, loaded: Loaded, config: Config) -> DataModu
     with _stored(loaded) as stored:
         if "checked" not in stored:
             return None
-        split = with_left_out(data.val, config, stored["names"], stored["logits"])
-        if split is None:
-            return None
         row_of = {name: row for row, name in enumerate(image_names(data.val, config).tolist())}
+        trained = row_of.keys() & set(stored["names"].tolist())
+        if not trained:
+            return None
         # A few images of the run may not include a checked one.
         checked_names = stored["names"][stored["checked"]].tolist()
         for name, expected in zip(checked_names, stored["checksums"].tolist(), strict=True):
             if name in row_of and checksum(dataset, row_of[name]) != expected:
                 return None
+        split = with_left_out(data.val, config, stored["names"], stored["logits"])
+        if split is None:
+            log.warning(
+                f"{loaded.path}: {len(trained):,} of {len(row_of):,} images trained the head and "
+                f"have in-sample scores, so the metrics are too high; train again with all images, "
+                f"or evaluate the others alone"
+            )
+            return None
     path = Path(folder_of_run(loaded.path) or "", LEFT_OUT)
     log.info(f"{SOURCE} scores of {path} are used, because these images trained the head")
     return replace(data, load_val=lambda: split, loads_slowly=False)

@@ -306,4 +306,5 @@ def thresholds_origin(calibration: Calibration, data: DataModule) -> str:
             f"{calibration.reason}, fitted on these images; the metrics are optimistic, mldec "
             f"calibrate prints out-of-fold metrics"
         )
-    return f"{calibration.reason}, fitted on {calibration.images:,} other images"
+    # They may include some of these images, or these images with other labels.
+    return f"{calibration.reason}, fitted on other data of {calibration.images:,} images"

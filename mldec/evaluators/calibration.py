@@ -208,10 +208,13 @@ def temperature(logits: np.ndarray, labels: np.ndarray, images: np.ndarray) -> f
     selected = logits[rows].astype(np.float64)
     present = labels[rows] == 1
     targets = present / present.sum(1, keepdims=True)
+    # Relative to the logit of the label, the terms have the sign of the errors. The difference of
+    # scores and targets would be rounded to 0 if all images are classified correctly.
+    selected -= (targets * selected).sum(1, keepdims=True)
 
     def derivative(log_temperature: float) -> float:
         scores = softmax(selected * np.exp(-log_temperature), axis=1)
-        return float(np.sum((scores - targets) * selected))
+        return float(np.sum(scores * selected))
 
     lowest, highest = np.log(TEMPERATURES)
     if not derivative(lowest) > 0 > derivative(highest):

@@ -82,7 +82,8 @@ def is_best_of_run(checkpoint: Path) -> bool:
 
 def folder_of_run(checkpoint: Path) -> Path | None:
     """Return the run folder of a checkpoint, or None if it is not in one."""
-    for folder in (checkpoint.parent, checkpoint.parent.parent):
+    # The parents of a relative path end at the working folder.
+    for folder in checkpoint.absolute().parents[:2]:
         if (folder / LOG_FILE).is_file() or (folder / RUN_FILE).is_file():
             return folder
     return None

@@ -247,7 +247,7 @@ class RidgeHead(nn.Module):
 
         Raises:
             ConfigError: If there are more than 5,000 images for kernel="rbf".
-            DataError: If there are fewer than two images or groups.
+            DataError: If there are fewer than two images or groups, or a feature is not finite.
         """
         rows = torch.as_tensor(features).flatten(1)
         labels = np.asarray(labels)
@@ -257,6 +257,9 @@ class RidgeHead(nn.Module):
         if self.kernel == "rbf" and len(rows) > MAX_KERNEL:
             fault = f"{len(rows):,} images, and a kernel supports at most {MAX_KERNEL:,}"
             raise ConfigError(f"head.kernel=rbf: {fault}; pass head.kernel=linear")
+        if not rows.isfinite().all():
+            fix = "pass train.precision=fp32, or check the weights of the backbone"
+            raise DataError(f"head: the features of an image are not finite; {fix}")
 
         # Unknown labels have the frequency of their class as the initial target. `_solve` excludes
         # them, or replaces the targets by predictions.

@@ -217,7 +217,7 @@ class Trainer:
                 "photos with neighboring names resemble each other: for new series, the "
                 "leave-one-out metrics are too high; give the series of each photo as its group"
             )
-        warn(*uncertain_classes(HeadFit.labels(split), split.classes.names))
+        warn(*uncertain_classes(HeadFit.labels(split)[fitted], split.classes.names))
         self.calibration = calibrate(left_out, split, self.config)
 
         # 2. Store the scores for a later `mldec evaluate` or `calibrate`.
@@ -605,6 +605,8 @@ class Trainer:
         self.best = saved.best
         # Lines of metrics.jsonl after the checkpoint are removed, because their steps are repeated.
         self.lines = saved.log.lines
+        if self.is_fitted and not self.epoch:
+            self.lines = 0  # the fit is repeated, and writes its line again
         self.bad_images = saved.log.bad_images
         # The next report also covers the steps between the last report and the checkpoint.
         self.meter = Meter(loss=saved.log.loss, steps=saved.log.steps)

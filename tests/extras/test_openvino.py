@@ -1,13 +1,15 @@
 """Backbones converted to OpenVINO."""
 
 import logging
+import os
+import shutil
 from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import nn
 
-from mldec.backbones import TimmBackbone
+from mldec.backbones import TimmBackbone, openvino_backbone
 from mldec.backbones.openvino_backbone import OpenVinoBackbone, convert
 from mldec.checkpoint import load_model
 from mldec.errors import ConfigError
@@ -62,6 +64,22 @@ def test_conversion_is_stored_by_weights(cache):
     next(backbone.parameters()).add_(0.1)
     converted = convert(backbone, 64)
     assert len(list(cache.iterdir())) == 2
+    torch.testing.assert_close(converted(images(2)), backbone(images(2)), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_conversion_needs_no_writable_cache(cache, monkeypatch):
+    backbone = TimmBackbone("test_efficientnet.r160_in1k", pretrained=False).eval()
+    # A killed process with the same number has left its folder.
+    monkeypatch.setattr(openvino_backbone, "network_hash", lambda *_: "0")
+    (cache / f".openvino-0.{os.getpid()}.tmp").mkdir(parents=True)
+    assert isinstance(convert(backbone, 64), OpenVinoBackbone)
+    assert [path.name for path in cache.iterdir()] == ["openvino-0"]
+
+    shutil.rmtree(cache)
+    cache.write_text("a file")
+    converted = convert(backbone, 64)
+    assert isinstance(converted, OpenVinoBackbone)
     torch.testing.assert_close(converted(images(2)), backbone(images(2)), rtol=1e-4, atol=1e-4)
 
 

@@ -13,10 +13,11 @@ from mldec.checkpoint.classes import scoring
 from mldec.data.fingerprint import difference, fingerprint
 from mldec.data.types import DataModule, Split, picture
 from mldec.errors import ConfigError, log, say
+from mldec.evaluation.left_out import StoredLogits
 from mldec.evaluation.open import open_for_evaluation
 from mldec.evaluation.options import EvalOptions
 from mldec.evaluation.output import left_out, same_scores
-from mldec.evaluation.run import Scores
+from mldec.evaluation.run import Scores, all_scores
 from mldec.evaluators.label_errors import Ranking, rank
 from mldec.files.atomic import csv_lines, write_json, write_result, write_texts
 from mldec.tools.pages import data_url, template
@@ -119,14 +120,17 @@ def rank_labels(loaded: Loaded, args: argparse.Namespace) -> RankedLabels:
     split = setup.data.val if args.split == "val" else setup.data.train
     if split.classes.exclusive:
         raise ConfigError("--checkpoint: label errors need multi-label data; remove the option")
-    warn_if_trained_on(args.checkpoint, loaded, setup.data, args.split)
 
     # Replace the random training transform.
     split = split.viewed(loaded.transform)
     data = replace(setup.data, load_val=lambda: split, bad_images="skip")
     network = scoring(loaded.model, setup.loaded.classes, split.classes, setup.path)
     setup = replace(setup, data=data, network=network)
-    scores = setup.scores()
+    scored = setup.scored_data()
+    # The model of a leave-one-out score has not seen the label of the image.
+    if not isinstance(scored.val.dataset, StoredLogits):
+        warn_if_trained_on(args.checkpoint, loaded, setup.data, args.split)
+    scores = all_scores(network, scored, setup.config, device=setup.device, path=setup.path)
     constant = setup.constant_classes(scores)
     for line in same_scores(constant, loaded.weights, loaded.config.loss):
         log.warning(line)

@@ -11,6 +11,8 @@ import torch
 import mldec
 from mldec.checkpoint.classes import can_encode
 from mldec.config.compose import override, to_yaml
+from mldec.data.fingerprint import fingerprint
+from mldec.data.types import same_images
 from mldec.errors import DataError, log
 from mldec.evaluation import open as opening
 from mldec.evaluation.open import EvaluationSetup
@@ -81,6 +83,15 @@ def open_other(options: EvalOptions, path: str, setup: EvaluationSetup) -> Evalu
     ]
     config = override(loaded.config, settings)
     opening.fit_to_device(config, options, setup.device, len(setup.data.val.dataset))
+
+    # Only the scores of the first checkpoint are leave-one-out scores of these images.
+    if setup.loaded.model.is_fitted and not loaded.model.is_fitted:
+        is_own = loaded.val_fingerprint == fingerprint(setup.data.val)
+        if not is_own and same_images(setup.data.train, setup.data.val):
+            log.warning(
+                f"--compare {path}: its metrics are too high if it was trained on these images, "
+                f"which are the training images of {setup.path}; exchange both checkpoints"
+            )
 
     split = setup.data.val.viewed(loaded.transform)
     if can_encode(loaded.classes):

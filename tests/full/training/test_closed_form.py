@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from pictures import picture
 from PIL import Image
@@ -16,11 +17,13 @@ from PIL import Image
 import mldec
 from mldec.checkpoint import load_model
 from mldec.config.compose import compose
-from mldec.evaluation import frozen_features
+from mldec.evaluation import frozen_features, left_out
 from mldec.evaluation.left_out import read_training_images
+from mldec.evaluators.average_precision import average_precision
 from mldec.files.torch_files import read_torch
 from mldec.heads import RidgeHead
 from mldec.tools.cache import sizes_of
+from mldec.training.trainer import Trainer
 
 WORDS = ["+experiment=finetune_frozen", "backbone=tiny", "data.root=own"]
 WORDS += ["data.cache_dir=cache", "data.image_size=32", "train.workers=0", "device=cpu"]
@@ -315,3 +318,134 @@ def test_size_of_the_features_is_listed_by_data_set_and_network(cli, here):
     files = Path("cache").glob("tokens-*/*")
     assert sum(sizes.values()) == sum(path.stat().st_size for path in files)
     assert str(here / "two") in cli.out("cache", "--cache-dir=cache")
+
+
+def test_metrics_with_new_photos_are_reported_as_too_high(cli, photos):
+    cli.out("train", *WORDS, "name=mine")
+    for name in ("36", "37"):
+        shutil.copy(photos / "00.png", photos / f"{name}.png")
+        with (photos / "data.csv").open("a") as file:
+            file.write(f"{name}.png,red\n")
+    assert "36 of 38 images" in cli.out("evaluate", "outputs/mine")
+    assert "36 of 38 images" in cli.out("calibrate", "outputs/mine")
+    # The new photos alone are not training photos, and neither are others with the same names.
+    (photos / "new.csv").write_text("path,labels,split\n36.png,red,val\n37.png,red,val\n")
+    words = ["data.file=new.csv", "data.classes=[dark,green,night,red]"]
+    assert "too high" not in cli.out("evaluate", "outputs/mine", *words)
+    for path in photos.glob("*.png"):
+        Image.new("RGB", (40, 40)).save(path)
+    assert "images trained" not in cli.out("evaluate", "outputs/mine")
+
+
+def test_scores_are_found_from_the_folder_of_the_checkpoint(cli, photos, monkeypatch):
+    cli.out("train", *WORDS, "name=mine")
+    words = [f"data.root={photos.absolute()}", f"data.cache_dir={Path('cache').absolute()}"]
+    monkeypatch.chdir("outputs/mine/checkpoints")
+    assert "leave-one-out scores of" in cli.out("evaluate", "best.pt", *words)
+
+
+def test_photo_that_was_repaired_after_the_training_is_named(cli, photos, monkeypatch):
+    # The repaired photo is not in the sample of compared photos.
+    monkeypatch.setattr(left_out, "NUM_CHECKED", 2)
+    content = (photos / "07.png").read_bytes()
+    (photos / "07.png").write_bytes(b"")
+    cli.out("train", *WORDS, "name=mine", "data.bad_images=skip")
+    (photos / "07.png").write_bytes(content)
+    assert "07.png" in cli.fault("evaluate", "outputs/mine", "data.bad_images=stop")
+    content = evaluated(cli, "outputs/mine")
+    assert content["images"] == 35
+    assert "07.png" in content["left_out"][0]
+
+
+def test_class_without_a_readable_positive_is_reported(cli, photos):
+    (photos / "rare.png").write_bytes(b"")
+    with (photos / "data.csv").open("a") as file:
+        file.write("rare.png,rare\n")
+    out = cli.out("train", *WORDS, "name=mine", "data.bad_images=skip")
+    assert "constant score: rare" in out
+
+
+def test_wrong_labels_are_found_in_the_training_photos(cli, photos):
+    cli.out("train", *WORDS, "name=mine")
+    words = ["--checkpoint", "outputs/mine", "--split=train"]
+    assert "was trained on these images" not in cli.out("check-data", *words)
+
+
+def test_comparison_with_a_model_of_the_same_photos_is_reported(cli, photos):
+    cli.out("train", *WORDS, "name=mine")
+    cli.out("train", *WORDS, "name=csra", "head=csra", "train.epochs=1", "train.min_steps=null")
+    words = ["report", "outputs/mine", "--compare=outputs/csra", "--out=report.html"]
+    assert "too high" in cli.out(*words)
+    words = ["report", "outputs/csra", "--compare=outputs/mine", "--out=report.html"]
+    assert "too high" not in cli.out(*words)
+
+
+def test_init_of_a_fitted_run_keeps_the_blocks_of_its_classifier(cli, photos):
+    network = compose([*WORDS[:2]]).backbone
+    backbone = timm.create_model(network["name"], num_classes=7, **network["model_args"])
+    torch.save(backbone.state_dict(), "weights.pth")
+    cli.out("train", *WORDS, "name=one", "backbone.pretrained=weights.pth")
+    cli.out("train", *WORDS, "name=two", "init=outputs/one/checkpoints/best.pt")
+    one, two = (load_model(f"outputs/{name}").model for name in ("one", "two"))
+    assert one.backbone.block_sizes["top"] == 7
+    assert two.backbone.block_sizes == one.backbone.block_sizes
+    for name, tensor in one.head.state_dict().items():
+        assert torch.equal(two.head.state_dict()[name], tensor), name
+
+
+class KilledError(BaseException):
+    """Ends a run without any cleanup, like a signal that cannot be caught."""
+
+
+def kill(*_):
+    raise KilledError
+
+
+def test_resume_before_the_evaluation_logs_each_line_once(cli, photos, monkeypatch):
+    words = [*WORDS, "name=mine", "data.val_fraction=0.25"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "evaluate", kill)
+        with pytest.raises(KilledError):
+            cli("train", *words)
+    assert len(lines("mine")) == 1
+    cli.out("train", *words, "resume=auto")
+    left_out_line, validation = lines("mine")
+    assert "loo/mAP_skip_empty" in left_out_line
+    assert "val/mAP_skip_empty" in validation
+
+
+class Listed(torch.utils.data.Dataset):
+    """A data set in memory: images and labels [K]."""
+
+    def __init__(self, images, labels):
+        self.images = images
+        self.labels = labels
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return self.images[index], self.labels[index]
+
+
+def test_copies_of_a_photo_in_memory_have_their_own_scores(here):
+    rng = np.random.default_rng(0)
+    images = []
+    for number in range(30):
+        pixels = rng.integers(-90, 90, (40, 40, 3)) + list(COLORS.values())[number % 3]
+        images.append(Image.fromarray(pixels.clip(0, 255).astype(np.uint8)))
+    labels = np.eye(3, dtype=np.int8)[np.arange(31) % 3]
+    labels[::5, 0] = 1
+    # A copy with other labels.
+    images.append(images[0])
+    labels[30] = [0, 1, 0]
+
+    words = [WORDS[1], *WORDS[3:]]
+    data = Listed(images, torch.from_numpy(labels))
+    run = mldec.fit("finetune_frozen", data, classes=list(COLORS), overrides=words)
+    with np.load(run.folder / "leave_one_out.npz") as stored:
+        logits = stored["logits"]
+        assert len(set(stored["names"].tolist())) == 31
+    assert not np.array_equal(logits[0], logits[30])
+    expected = average_precision(logits, labels)["none"].mean().item()
+    assert run.best.value == pytest.approx(100 * expected)

@@ -124,6 +124,17 @@ def of_one_label(*, images=200, seed=0):
     return logits, np.eye(6, dtype=np.int8)[noisy.argmax(1)]
 
 
+@pytest.mark.parametrize("margin", [1, 8, 100])
+def test_separable_classes_have_no_best_temperature(margin):
+    rng = np.random.default_rng(0)
+    classes = rng.integers(4, size=60)
+    logits = rng.normal(scale=0.1, size=(60, 4)) + 1
+    logits[np.arange(60), classes] += margin
+    labels = np.eye(4, dtype=np.int8)[classes]
+    # The log loss falls with the temperature until all scores are 1.
+    assert temperature(logits.astype(np.float32), labels, np.ones(60, bool)) is None
+
+
 def test_temperature_is_the_best_of_a_fine_grid():
     logits, labels = of_one_label()
     fitted = of_all(logits, labels)

@@ -242,6 +242,14 @@ def test_state_dict_of_another_fit_is_loaded():
     assert torch.equal(fresh(tokens), head(tokens))
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_features_that_are_not_finite_are_named(value):
+    features, labels = features_and_labels()
+    features[3, 5] = value
+    with pytest.raises(DataError, match=r"^head: .*train\.precision"):
+        RidgeHead(WIDTH, 3, blocks=BLOCKS).fit(features, labels)
+
+
 def test_gradient_is_finite_for_features_of_zero():
     features, labels = features_and_labels()
     features[:, 0] = 0
