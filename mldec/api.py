@@ -187,7 +187,7 @@ def _data_option(experiment: str | Config, data: Any, words: Sequence[str]) -> l
     if len(layouts) > 1:
         found = ", ".join(f"{name} ({settings})" for name, settings in layouts.items())
         raise DataError(f"data: {data} has {found}; pass one of them in overrides")
-    return " ".join(layouts.values()).split()
+    return [word for settings in layouts.values() for word in settings.split(" ", 1)]
 
 
 def _is_table(data: Any) -> bool:
@@ -230,7 +230,8 @@ def _parse_table(config: Config, data: Any, folder: Path) -> tuple[Config, Annot
         frame = pandas.DataFrame(_columns(data), dtype=object)
     else:
         raise DataError(
-            f"data: {abbreviate(data)} is not a folder, table, DataFrame or list of pairs"
+            f"data: {abbreviate(data)} is not a folder, table, DataFrame or list of pairs; pass one "
+            f"of them, with the splits in a column split"
         )
     names = given_names(part.arguments["classes"], Path.cwd())
     exclusive = part.arguments["exclusive"]

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import Literal
@@ -213,13 +213,13 @@ class PhotoFinder:
                 return f"{parent}{slash}{found[0]}"
         return None
 
-    def find_below(self, path: str, where: str | Path) -> str | None:
+    def find_below(self, path: str, where: str | Path, folders: Collection[str] = ()) -> str | None:
         """Return the only photo below the folder whose path ends with `path`, or None.
 
         The name may lack its suffix: `in/1` finds x/in/1.png. Tables often list only the names of
-        photos that are in inner folders. A photo with the same case has precedence over others,
-        because Windows and macOS ignore it: IMG.JPG may be img.jpg. For `where` and the error see
-        `find`.
+        photos that are in inner folders. Photos in one of `folders`, names in lower case such as
+        train, have precedence, and then those with the same case, because Windows and macOS ignore
+        it: IMG.JPG may be img.jpg. For `where` and the error see `find`.
         """
         if self._below is None:
             self._below = defaultdict(list)
@@ -240,6 +240,9 @@ class PhotoFinder:
             if any(end.endswith(f"/{path}") for end in ends):
                 with_same_case.append(photo_path)
         found = with_same_case or found
+        if len(found) > 1:
+            inside = [p for p in found if not set(folders).isdisjoint(p.lower().split("/")[:-1])]
+            found = inside or found
         if len(found) > 1:
             fault = f"{path!r} may be {found[0]} or {found[1]} in {self._folder}"
             raise DataError(f"{where}: {fault}; set data.images, or write the whole paths")

@@ -6,28 +6,30 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from os import DirEntry
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mldec.data.cells import class_labels, named_labels
 from mldec.data.columns import (
     LABELS,
     MISSING,
     PATHS,
     Column,
+    Roles,
     Rules,
     Sheet,
-    class_labels,
-    named_labels,
     recognize,
     sheet_of,
-    split_names,
+    split_words,
 )
 from mldec.data.images import READ
 from mldec.data.labels import Labels, from_statements
 from mldec.data.photos import PhotoFinder, user_entries
+from mldec.data.readers.labeling import studio_paths
 from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, SPLITS, HoldOut, check_val, find_split, log_split
 from mldec.data.table import Table, encode_paths, path_inside
@@ -36,7 +38,7 @@ from mldec.data.types import Annotations, StoredImages, check_folder
 from mldec.errors import DataError, log
 from mldec.files.atomic import csv_lines
 from mldec.files.tables import SUFFIXES, read_table, simple_name
-from mldec.files.text import expand_user
+from mldec.files.text import expand_user, reading
 from mldec.names import format_list, given_names, indices_of, unknown_class
 
 if TYPE_CHECKING:
@@ -46,20 +48,22 @@ DEFAULT_FILE = "data.csv"
 # Paths that `path_inside` does not change. The expression is much faster than the function, which
 # matters for tables with millions of rows.
 _PLAIN = re.compile(r"(?!\.{1,2}(/|$))[^/\\:\0]+(/(?!\.{1,2}(/|$))[^/\\:\0]+)*")
-_ROOT = re.compile(r"/+|[A-Za-z]:[\\/]+|[A-Za-z][A-Za-z0-9+.-]*://+")  # of absolute paths and URLs
+# Start of absolute paths and URLs.
+_ROOT = re.compile(r"[\\/]+|[A-Za-z]:[\\/]+|[A-Za-z][A-Za-z0-9+.-]*://+")
 _RULES = Rules()
 
 # Files that identify a dataset format, and the settings that read it.
 _LAYOUTS = {
-    "data.yaml": "data=yolo",
-    "data.yml": "data=yolo",
+    "data.y*ml": "data=yolo",
     "obj.names": "data=yolo",
-    "annotations/instances_train.json": "data=coco_json",
-    "annotations/instances_default.json": "data=coco_json",
-    "train/_annotations.coco.json": "data=coco_json",
+    "labels/**/*.txt": "data=yolo",
+    "*/labels/*.txt": "data=yolo",
+    "annotations/instances_*.json": "data=coco_json",
+    "*/_annotations.coco.json": "data=coco_json",
     "annotations.xml": "data=cvat",
     "train/labels.json": "data=fiftyone",
     "ImageSets/Main": "data=voc2007",
+    "Annotations/*.xml": "data=voc2007",
 }
 
 
@@ -261,7 +265,20 @@ def _find_tables(folder: Path, train: str) -> dict[str, Path]:
 
 def find_layouts(folder: Path) -> dict[str, str]:
     """Return the files of known dataset formats in a folder, and the settings that read them."""
-    layouts = {name: settings for name, settings in _LAYOUTS.items() if (folder / name).exists()}
+    found: dict[str, str] = {}  # the first file for each setting
+    for pattern, settings in _LAYOUTS.items():
+        for path in islice(folder.glob(pattern), 1):
+            found.setdefault(settings, path.relative_to(folder).as_posix())
+    for path in folder.glob("*.json"):
+        with reading(path), path.open("rb") as file:
+            start = file.read(4096)
+        if b'"annotations"' in start and start.lstrip().startswith(b"["):
+            found[f"data=label_studio data.file={path.name}"] = path.name
+        elif b'"images"' in start or b'"categories"' in start:
+            found.setdefault("data=coco_json", path.name)
+        elif b'"classes"' in start and b'"labels"' in start:
+            found.setdefault("data=fiftyone", path.name)
+    layouts = {name: settings for settings, name in found.items()}
     # At least two folders with images are class folders. They may be in folders of splits.
     # A test folder often has images without classes.
     inner = [Path(entry.path) for entry in user_entries(folder) if entry.is_dir()]
@@ -327,12 +344,12 @@ def parse(
             names = classes
 
     if has_files:
-        paths, rows, folder = _image_paths(sheet, roles.path, folder, beside_tables=beside_tables)
+        paths, rows, folder = _image_paths(sheet, roles, folder, beside_tables=beside_tables)
     else:
         paths, rows, folder = list(map(str, roles.path.cells)), roles.path.codes, Path()
     splits = np.full(len(rows), "")
     if roles.split is not None:
-        splits = split_names(roles.split)
+        splits = np.array(split_words(roles.split), str)[roles.split.codes]
 
     # Several rows of an image are one image. In a table with class columns or with negatives, each
     # row has all labels of its image, so that the rows must be equal.
@@ -358,28 +375,46 @@ def parse(
 
 
 def _image_paths(
-    sheet: Sheet, column: Column, folder: Path | None, *, beside_tables: bool
+    sheet: Sheet, roles: Roles, folder: Path | None, *, beside_tables: bool
 ) -> tuple[list[str], np.ndarray, Path]:
     """Return the paths of M images in a folder, the image of each row, int [N], and the folder."""
+    import pandas
+
     # Cells of other types, such as numbers and lists, are not paths.
-    codes = column.codes
-    cells = [cell if isinstance(cell, str) else "" for cell in column.cells]
+    codes = roles.path.codes
+    cells = [cell if isinstance(cell, str) else "" for cell in roles.path.cells]
     if "" in cells:
         row = int((codes == cells.index("")).argmax())
-        value = column.cells[cells.index("")]
+        value = roles.path.cells[cells.index("")]
         raise DataError(
             f"{sheet.where(row)}: {str(value)!r} is not the path of an image; correct it"
         )
 
-    if folder is not None and folder.is_dir():
-        cells = _found_by_name(sheet, cells, codes, folder)
-
     # The same cell in tables of two folders is a path of two images, so each row has its own cell.
     if beside_tables:
         bases = {name: os.path.relpath(Path(name).parent, folder) for name in set(sheet.tables)}
-        pairs = zip(sheet.tables, codes.tolist(), strict=True)
-        cells = [(PurePath(bases[name]) / cells[code]).as_posix() for name, code in pairs]
+        pairs = zip(sheet.tables, [cells[code] for code in codes], strict=True)
+        cells = [
+            cell if _ROOT.match(cell) else (PurePath(bases[name]) / cell).as_posix()
+            for name, cell in pairs
+        ]
         codes = np.arange(len(cells))
+
+    # The same cell in two splits may be a photo in the folder of each split.
+    splits = [""] if roles.split is None else split_words(roles.split)
+    codes = codes.astype(np.int64) * len(splits)
+    if roles.split is not None:
+        codes += roles.split.codes
+    codes, keys = pandas.factorize(codes)
+    rows = np.unique(codes, return_index=True)[1]
+    cells = [cells[key // len(splits)] for key in keys.tolist()]
+    names = []
+    for split in splits:
+        names.append({split} | {name for name in SPLITS if SPLITS[name] == SPLITS.get(split)})
+    split_folders = [names[key % len(splits)] for key in keys.tolist()]
+
+    if folder is not None and folder.is_dir():
+        cells = _found_by_name(sheet, cells, rows, folder, split_folders)
 
     # If a path is outside `folder`, all paths become absolute, and their common parent is the
     # folder of the images.
@@ -396,33 +431,40 @@ def _image_paths(
         folder = parent
 
     # Normalize the paths. Different cells, such as a.jpg and ./a.jpg, may be the same image.
-    rows = np.unique(codes, return_index=True)[1]
     paths = []
     for cell, row in zip(cells, rows, strict=True):
         is_plain = _PLAIN.fullmatch(cell)
         paths.append(cell if is_plain else path_inside(cell, sheet.where(row), folder=folder))
     # Absolute paths are complete, and their common parent may be a large folder, such as /.
     if is_inside:
-        paths = _located(sheet, paths, rows, folder)
+        paths = _located(sheet, paths, rows, folder, split_folders)
     images: dict[str, int] = {}
     numbers = [images.setdefault(path, len(images)) for path in paths]
     return list(images), np.array(numbers)[codes], folder
 
 
-def _found_by_name(sheet: Sheet, cells: list[str], codes: np.ndarray, folder: Path) -> list[str]:
+def _found_by_name(
+    sheet: Sheet,
+    cells: list[str],
+    rows: np.ndarray,
+    folder: Path,
+    split_folders: Sequence[Collection[str]],
+) -> list[str]:
     """Replace paths of another computer and URLs by the only photos with the same last parts."""
     finder = PhotoFinder(folder)
     path_of: dict[str, str] = {}
-    rows = np.unique(codes, return_index=True)[1]
     for index, cell in enumerate(cells):
         root = _ROOT.match(cell)
         if not root or cell.startswith(f"{folder}/") or os.path.exists(cell):  # noqa: PTH110
             continue
         photo = None
-        rest = cell[root.end() :].replace("\\", "/")
-        while rest and not photo:
-            photo = finder.find_below(rest, sheet.where(rows[index]))
-            rest = rest.partition("/")[2]
+        # A URL may have quoted characters and a query after the path.
+        for path in (cell[root.end() :], *studio_paths(cell)):
+            rest = path.replace("\\", "/").lstrip("/")
+            while rest and not photo:
+                where = sheet.where(rows[index])
+                photo = finder.find_below(rest, where, split_folders[index])
+                rest = rest.partition("/")[2]
         if photo and path_of.setdefault(photo, cell) != cell:
             fault = f"{path_of[photo]} and {cell} may both be {photo}"
             raise DataError(f"{sheet.where(rows[index])}: {fault}; write paths inside {folder}")
@@ -432,7 +474,13 @@ def _found_by_name(sheet: Sheet, cells: list[str], codes: np.ndarray, folder: Pa
     return cells
 
 
-def _located(sheet: Sheet, paths: list[str], rows: np.ndarray, folder: Path) -> list[str]:
+def _located(
+    sheet: Sheet,
+    paths: list[str],
+    rows: np.ndarray,
+    folder: Path,
+    split_folders: Sequence[Collection[str]],
+) -> list[str]:
     """Replace names without a suffix or without inner folders by the paths of their only photos.
 
     The folders are not searched if the first path in alphabetical order exists, because that takes
@@ -443,9 +491,9 @@ def _located(sheet: Sheet, paths: list[str], rows: np.ndarray, folder: Path) -> 
 
     finder = PhotoFinder(folder)
     located = []
-    for path, row in zip(paths, rows, strict=True):
+    for path, row, names in zip(paths, rows, split_folders, strict=True):
         where = sheet.where(row)
-        located.append(finder.find(path, where) or finder.find_below(path, where) or path)
+        located.append(finder.find(path, where) or finder.find_below(path, where, names) or path)
     count = sum(found != path for found, path in zip(located, paths, strict=True))
     log.info(f"data: {count:,} of {len(paths):,} images were found in {folder} by their names")
     return located
