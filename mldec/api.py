@@ -230,8 +230,8 @@ def _parse_table(config: Config, data: Any, folder: Path) -> tuple[Config, Annot
         frame = pandas.DataFrame(_columns(data), dtype=object)
     else:
         raise DataError(
-            f"data: {abbreviate(data)} is not a folder, table, DataFrame or list of pairs; pass one "
-            f"of them, with the splits in a column split"
+            f"data: {abbreviate(data)} is not a folder, table, DataFrame or list of pairs; pass "
+            f"one, with a column split for several splits"
         )
     names = given_names(part.arguments["classes"], Path.cwd())
     exclusive = part.arguments["exclusive"]

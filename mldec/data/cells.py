@@ -13,7 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from mldec.data.columns import (
+from mldec.data.columns import Roles, Rules
+from mldec.data.labels import Labels, from_dense, from_entries
+from mldec.data.sheet import (
     ABSENT,
     MINUS,
     MISSING,
@@ -21,12 +23,10 @@ from mldec.data.columns import (
     TICKS,
     UNKNOWN,
     Column,
-    Roles,
-    Rules,
     Sheet,
     names_of,
+    pairs_of,
 )
-from mldec.data.labels import Labels, from_dense, from_entries
 from mldec.errors import DataError, log
 from mldec.files.tables import Cell, Unreadable, as_cell
 from mldec.names import abbreviate, as_name, check_names, format_list, indices_of, unknown_class
@@ -134,18 +134,16 @@ def named_labels(
     if roles.negatives is not None:
         # Each distinct pair of cells in both columns gets a code.
         negatives = _cell_names(sheet, roles.negatives, rules, given, exclusive=exclusive)
-        pairs = codes.astype(np.int64) * len(negatives) + roles.negatives.codes
-        pairs, first, codes = np.unique(pairs, return_index=True, return_inverse=True)
+        codes, code_pairs = pairs_of(codes, roles.negatives.codes)
         positives = entries
         entries = []
-        for pair, row in zip(pairs.tolist(), first.tolist(), strict=True):
-            present = positives[pair // len(negatives)]
-            absent = negatives[pair % len(negatives)]
-            for name in present:
-                if name in absent:
-                    fault = f"the class {name!r} is in labels and in negatives"
-                    raise DataError(f"{sheet.where(row)}: {fault}; remove one")
-            entries.append(dict.fromkeys(absent, 0) | present)
+        for code, (present, absent) in enumerate(code_pairs):
+            both = positives[present].keys() & negatives[absent]
+            if both:
+                fault = f"the class {min(both)!r} is in labels and in negatives"
+                row = int((codes == code).argmax())
+                raise DataError(f"{sheet.where(row)}: {fault}; remove one")
+            entries.append(dict.fromkeys(negatives[absent], 0) | positives[present])
 
     found = set().union(*entries)
     if classes is None:

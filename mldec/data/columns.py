@@ -5,22 +5,29 @@ the error names the settings that select one, because a wrong guess would train 
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-from mldec.data.images import NOT_READ, READ
+from mldec.data.sheet import (
+    ABSENT,
+    COMMON,
+    FALSE,
+    MISSING,
+    PRESENT,
+    TRUE,
+    UNKNOWN,
+    Column,
+    Sheet,
+    is_image_name,
+    names_of,
+)
 from mldec.data.splits import SPLITS
 from mldec.errors import DataError, log
-from mldec.files.tables import Cell, as_cell, simple_name
+from mldec.files.tables import simple_name
 from mldec.names import abbreviate, check_names, format_list
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 # Common names of the columns of each role, as returned by `simple_name`, in order of precedence.
 _PATHS = "path filepath imagepath filename imagename file image img imgpath imgname fname photo"
@@ -53,33 +60,6 @@ _PROPERTIES = ("age", "year", "month", "day", "hour", "width", "height", "size",
 # like a class.
 _INDEX = re.compile(r"(unnamed: [\d.]+|level_\d+|(.*[\s_])?(index|id|#))?", re.IGNORECASE)
 
-# Words for missing values, and the words of class columns, in lower case; see `Column.words`.
-MISSING = {"", "nan", "na", "n/a", "#n/a", "<na>", "null", "none"}
-UNKNOWN = {"?", "unknown", "uncertain", "maybe"}
-_PRESENT = {"1", "true", "yes"}
-_ABSENT = {"0", "false", "no"}
-MINUS = {"-1"}
-_COMMON = _PRESENT | _ABSENT | MINUS
-# Marks of forms and of tables that are filled in by hand, where an empty cell is absent.
-TICKS = {"x", "\u2713", "\u2714", "\u2611", "\u2705", "checked"}
-_CROSSES = {"\u2717", "\u2718", "\u2716", "\u2610", "\u274c", "unchecked"}
-# Pairs of words that could also be codes, so that a column of classes must not have any other
-# words. Excel writes true and false in the language of the user.
-_PAIRS = """
-    t/f y/n present/absent positive/negative pos/neg
-    wahr/falsch vrai/faux vero/falso verdadero/falso verdadeiro/falso waar/onwaar prawda/fałsz
-    sant/falskt sand/falsk sann/usann tosi/epätosi pravda/nepravda igaz/hamis doğru/yanliş
-    ja/nein ja/nee oui/non sí/no si/no sim/não tak/nie on/off
-    истина/ложь да/нет 是/否 はい/いいえ
-"""
-PRESENT, ABSENT = (
-    set(words) for words in zip(*(pair.split("/") for pair in _PAIRS.split()), strict=True)
-)
-PRESENT |= _PRESENT | TICKS
-ABSENT |= _ABSENT | _CROSSES
-# Letters that are often codes, such as F (female) and N (north), and the other letter of the pair.
-_CODES = {"t": "f", "f": "t", "n": "y"}
-_NUMBER = re.compile(r"([+-]?\d+[.,]?\d*(?:e[+-]\d+)?)(%?)", re.IGNORECASE)
 _NO_SPLIT = MISSING | {"unassigned"}  # an image of no split; Vertex AI writes UNASSIGNED
 
 
@@ -116,112 +96,6 @@ class Rules:
     minus_one: Literal["absent", "unknown"] | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Column:
-    """A column of N rows, stored as its distinct cells, because most of them occur in many rows."""
-
-    name: str
-    cells: list[Cell]  # distinct cells, in the order of their first rows
-    codes: np.ndarray  # index of the cell of each row, int [N]
-
-    @cached_property
-    def words(self) -> list[str]:
-        """The distinct cells in lower case, with numbers and marks in their shortest form."""
-        words = [_word(str(cell)) for cell in self.cells]
-        # Survey forms write the name of a choice in the column of this name.
-        own = self.name.casefold()
-        if own not in MISSING | PRESENT | ABSENT and set(words) <= MISSING | {own}:
-            words = ["x" if word == own else word for word in words]
-        return words
-
-    @cached_property
-    def filled(self) -> set[str]:
-        """The words that are not missing values."""
-        return set(self.words) - MISSING
-
-    def has(self, words: Collection[str]) -> np.ndarray:
-        """Return a mask of the rows whose word is in `words`, bool [N]."""
-        return np.array([word in words for word in self.words], bool)[self.codes]
-
-
-def _word(text: str) -> str:
-    """Return text in lower case without the variants of emoji, and numbers such as 1.0 as 1."""
-    # pandas writes 1.0 if an integer column has missing values, and some spreadsheets write a
-    # decimal comma. Digits only, such as 01, may be the name of a fold.
-    number = _NUMBER.fullmatch(text)
-    if number and not text.isdecimal():
-        value = float(number[1].replace(",", "."))
-        return str(value / 100 if number[2] else value).removesuffix(".0")
-    return text.casefold().replace("\ufe0f", "")
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """The columns of a table, or of several concatenated tables with the same columns."""
-
-    columns: list[Column]
-    source: str  # names of the tables, for messages
-    tables: np.ndarray  # name of the table of each row, [N]
-    rows: np.ndarray  # number of each row in the file of its table, [N]
-
-    @cached_property
-    def marks(self) -> set[str]:
-        """The words for presence and absence. Letters such as F need the other one of the pair."""
-        marks = PRESENT | ABSENT | MINUS
-        few = [column for column in self.columns if len(column.cells) <= len(marks)]
-        used = set().union(*(column.filled for column in few if column.filled <= marks | UNKNOWN))
-        return marks - {letter for letter, other in _CODES.items() if other not in used}
-
-    def where(self, index: int) -> str:
-        """Return the table and the row number in its file of row `index`, for messages."""
-        return f"{self.tables[index]}, row {self.rows[index]}"
-
-
-def names_of(columns: Sequence[Column]) -> list[str]:
-    """Return the names of columns."""
-    return [column.name for column in columns]
-
-
-def sheet_of(frames: Mapping[str, "DataFrame"]) -> Sheet:
-    """Concatenate tables, given by their names. Raises DataError if their columns differ."""
-    import pandas
-
-    first, *others = frames.values()
-    for name, frame in frames.items():
-        # pandas would fill the columns of the other tables with missing values.
-        only = set(frame.columns) ^ set(first.columns)
-        if only:
-            fault = f"other columns than the first table ({format_list(sorted(map(str, only)))})"
-            raise DataError(f"{name}: {fault}; use the same ones, or set data.file to one table")
-        # pandas cannot match columns with the same name in several tables.
-        if others and len(set(frame.columns)) < len(frame.columns):
-            raise DataError(f"{name}: two columns have the same name; rename one")
-
-    # The concatenation copies the data, so a single table is used as it is.
-    table = first
-    if others:
-        table = pandas.concat(frames.values(), ignore_index=True)
-
-    columns = []
-    for number, name in enumerate(table.columns):
-        # Names of several levels, as of a pivot table, end with that of the class.
-        if isinstance(name, tuple):
-            name = next((part for part in reversed(name) if part), "")
-        values = table.iloc[:, number]
-        # Cells are parsed once per distinct value, which is much faster for class columns.
-        try:
-            codes, distinct = pandas.factorize(values, use_na_sentinel=False)
-        except (TypeError, NotImplementedError):
-            # Lists cannot be hashed, so each row has its own cell.
-            codes = np.arange(len(table))
-            distinct = values
-        columns.append(Column(str(name).strip(), [as_cell(cell) for cell in distinct], codes))
-    # Names are objects, because text of fixed width would take hundreds of bytes per row.
-    tables = np.repeat(np.array(list(frames), object), list(map(len, frames.values())))
-    rows = np.concatenate([frame.index for frame in frames.values()])
-    return Sheet(columns, " and ".join(frames), tables, rows)
-
-
 @dataclass(frozen=True)
 class Roles:
     """The columns of a table by their role."""
@@ -251,130 +125,257 @@ def recognize(
         DataError: If a column is missing, or its role is ambiguous.
         ValueError: If a setting names a column that does not exist.
     """
-    left = list(sheet.columns)  # columns without a role yet
+    return _Search(sheet, rules, frozenset(classes or ())).roles(label_columns)
 
-    def take(wanted: Sequence[str], setting: str | None = None) -> Column | None:
+
+class _Search:
+    """Search for the columns of each role. A column with a role is no candidate for another one."""
+
+    def __init__(self, sheet: Sheet, rules: Rules, given: frozenset[str]) -> None:
+        self.sheet = sheet
+        self.source = sheet.source
+        self.rules = rules
+        self.given = given  # the given classes
+        self.left = list(sheet.columns)  # columns without a role yet
+
+    def roles(self, label_columns: Sequence[str]) -> Roles:
+        """Return the roles in this order, because a role takes its column away from later ones."""
+        path = self.path()
+        labels = self.take(label_columns, "labels_column")
+        negatives = self.take(["negatives"])
+        split = self.take(["split"], "split_column")
+        if split is None:
+            split = self.find_split()
+        elif _is_flag(split):
+            split = self.from_flags([split])
+        group = None
+        if self.rules.group_column is not None or "group" not in self.given:
+            group = self.take(["group"], "group_column")
+
+        labels, classes = self.choose_form(labels)
+        if path is None or (labels is None and (not classes or negatives is not None)):
+            raise self.unknown_columns(path, labels)
+        value = None
+        if labels is not None:
+            value = next(filter(self.is_value, self.left), None)
+        # Given classes select the columns, so that the meaning of the other ones does not matter.
+        elif not self.given:
+            groups = [group] if group is not None and self.rules.group_column is None else []
+            self.check_unused(classes, groups)
+
+        names = check_names(names_of(classes), self.source)
+        used = {value, *classes}
+        self.left = [column for column in self.left if column not in used]
+        pairs = zip(classes, names, strict=True)
+        classes = [replace(column, name=name) for column, name in pairs]
+        roles = Roles(path, split, group, labels, value, negatives, classes)
+        self.log_roles(roles)
+        return roles
+
+    def take(self, wanted: Sequence[str], setting: str | None = None) -> Column | None:
         """Return the column of a role by its names or its setting, and remove it from `left`."""
-        chosen = getattr(rules, setting) if setting else None
+        chosen = getattr(self.rules, setting) if setting else None
         for name in wanted if chosen is None else [simple_name(chosen)]:
-            found = [column for column in left if simple_name(column.name) == name]
+            found = [column for column in self.left if column.key == name]
             if len(found) > 1:
-                raise DataError(f"{sheet.source}: the column {name!r} is listed twice; rename one")
+                raise DataError(f"{self.source}: the column {name!r} is listed twice; rename one")
             if found:
-                left.remove(found[0])
+                self.left.remove(found[0])
                 return found[0]
         if chosen is not None:
-            names = format_list(names_of(sheet.columns))
-            raise ValueError(f"{setting} is {chosen!r}; {sheet.source} has the columns {names}")
+            names = format_list(names_of(self.sheet.columns))
+            raise ValueError(f"{setting} is {chosen!r}; {self.source} has the columns {names}")
         return None
 
-    # The order matters: a column that one role takes is not a candidate for the next role.
-    # A column of numbers may be called image or id, so a column with file names comes first.
-    files = [column for column in left if _has_image_names(column)]
-    of_files = {simple_name(column.name) for column in files}
-    path = take(sorted(PATHS, key=lambda name: name not in of_files), "path_column")
-    if path is None and len(files) == 1:
-        path = files[0]
-        left.remove(path)
-    if not files:
-        path = path or take(["id"])
-    labels = take(label_columns, "labels_column")
-    negatives = take(["negatives"])
-    split = take(["split"], "split_column")
-    if split is None:
-        split = _find_split(sheet, left, classes or ())
-    elif _is_flag(split):
-        split = _from_flags(sheet, [split])
-    group = None
-    if rules.group_column is not None or "group" not in (classes or ()):
-        group = take(["group"], "group_column")
+    def path(self) -> Column | None:
+        """Return the column of image paths."""
+        # A column of numbers may be called image or id, so a column with file names comes first.
+        files = [column.key for column in self.left if column.has_image_names]
+        path = self.take(sorted(PATHS, key=lambda name: name not in files), "path_column")
+        if path is None and len(files) < 2:
+            path = self.take(files or ["id"])
+        return path
 
-    labels, class_columns = _choose_form(sheet, rules, classes, labels, left)
-    if path is None or (labels is None and (not class_columns or negatives is not None)):
-        raise _unknown_columns(sheet, path, labels, left)
-    value = None
-    if labels is not None:
-        value = next((column for column in left if _is_value(sheet, column)), None)
-        if value is None and rules.labels_column is None:
-            _check_scores(sheet, labels, left)
-    # Given classes select the columns, so that the meaning of the other ones does not matter.
-    if labels is None and classes is None:
-        groups = [group] if group is not None and rules.group_column is None else []
-        _check_unused(sheet, class_columns, left + groups)
+    def choose_form(self, labels: Column | None) -> tuple[Column | None, list[Column]]:
+        """Return the column of labels, or the class columns. The other one is None or empty."""
+        # A class column may have such a name, too, such as no_label.
+        named = [column for column in self.left if _LABELS.fullmatch(column.key)]
+        named = [column for column in named if not self.is_class(column, all_marks=True)]
+        if labels is None and len(named) == 1:
+            labels = named.pop()
+        others = [column for column in named if column.numbers is None]
+        for column in self.left:
+            # A label with a low score or the count 0 is probably absent.
+            is_score = column.key in _VALUES and not self.is_value(column)
+            if is_score and min(column.numbers or [1]) < 0.5:
+                others.append(column)
 
-    roles = Roles(path, split, group, labels, value, negatives, class_columns)
-    _log_roles(sheet, roles, left)
-    names = check_names(names_of(class_columns), sheet.source)
-    pairs = zip(class_columns, names, strict=True)
-    return replace(roles, classes=[replace(column, name=name) for column, name in pairs])
-
-
-def _choose_form(
-    sheet: Sheet,
-    rules: Rules,
-    classes: Collection[str] | None,
-    labels: Column | None,
-    left: Sequence[Column],
-) -> tuple[Column | None, list[Column]]:
-    """Return the column of labels, or the class columns. The other one is None or empty."""
-    # A class column may have such a name, too, such as no_label.
-    named = [column for column in left if _LABELS.fullmatch(simple_name(column.name))]
-    named = [column for column in named if not _is_class(sheet, column, classes, all_marks=True)]
-    if labels is None and len(named) == 1:
-        labels = named.pop()
-    others = [column for column in named if _numbers(column) is None]
-
-    # A table may have both forms. Given classes select the columns with their names. Otherwise the
-    # user must choose, because both forms may differ.
-    class_columns = [
-        column for column in left if _is_class(sheet, column, classes, all_marks=bool(labels))
-    ]
-    chosen = [column for column in class_columns if column.name in (classes or ())]
-    if classes and len(chosen) == len(classes) and rules.labels_column is None:
-        return None, chosen
-    if rules.labels_column is not None:
+        # A table may have both forms. Given classes select the columns with their names. Otherwise
+        # the user must choose, because both forms may differ.
+        has_labels = labels is not None
+        classes = [column for column in self.left if self.is_class(column, all_marks=has_labels)]
+        chosen = [column for column in classes if column.name in self.given]
+        if self.rules.labels_column is not None:
+            return labels, []
+        if chosen and len(chosen) == len(self.given):
+            return None, chosen
+        if labels is None:
+            return None, classes
+        if others or classes:
+            names = format_list(names_of(others + classes))
+            raise DataError(
+                f"{self.source}: the column {labels.name} has labels, but {names} look like labels "
+                f"or classes; add data.labels_column={labels.name} to ignore them, "
+                f"data.classes=[NAMES] for classes, or name a column present if its 0 means that "
+                f"the label is absent"
+            )
         return labels, []
-    if labels is None:
-        return None, class_columns
-    if others or class_columns:
-        names = format_list(names_of(others + class_columns))
-        raise DataError(
-            f"{sheet.source}: the column {labels.name} has labels, but {names} look like labels or "
-            f"classes; add data.labels_column={labels.name} to ignore them, data.classes=[NAMES] "
-            f"for classes, or name a column present if its 0 means that the label is absent"
+
+    def is_class(self, column: Column, *, all_marks: bool) -> bool:
+        """Return True if a column has the name of a given class, or marks, see `has_marks`."""
+        if column.name in self.given:
+            return True
+        if column.key in _NO_CLASSES or (all_marks and column.key in _VALUES):
+            return False
+        if _INDEX.fullmatch(column.name):
+            return column.is_binary
+        return self.has_marks(column, all_marks=all_marks)
+
+    def is_value(self, column: Column) -> bool:
+        """Return True if a column has marks for the label of its row, and some are absent."""
+        # A column of ones only, such as the confidence of labels by hand, has no effect.
+        has_absent = not column.filled.isdisjoint(ABSENT)
+        return column.key in _VALUES and has_absent and self.has_marks(column, all_marks=False)
+
+    def has_marks(self, column: Column, *, all_marks: bool) -> bool:
+        """Return True if a column has marks for presence and absence.
+
+        It is sufficient if at least half of the filled cells are 0, 1, -1, true, false, yes or no.
+        The other cells are probably mistakes, which `class_labels` reports. If `all_marks` is true,
+        or if there is no such cell, all filled cells must be marks or words for unknown labels.
+        """
+        num_common = column.has(COMMON).sum()
+        if num_common and not all_marks and 2 * num_common >= (~column.has(MISSING)).sum():
+            return True
+        marks = self.sheet.marks
+        return not marks.isdisjoint(column.filled) and column.filled <= marks | UNKNOWN
+
+    def check_unused(self, classes: Sequence[Column], groups: Sequence[Column]) -> None:
+        """Raise DataError if an unused column, or a group, may have labels or be a class."""
+        names = ",".join(names_of(classes))
+        for column in self.left + list(groups):
+            # A single column of 0 and 1 may be a property of photos, such as is_night, next to the
+            # labels, whose names occur in several rows. Next to several classes, such a column is
+            # rather a property itself, such as the author.
+            is_repeated = 1 < len(column.filled) < len(column.codes) and not column.has_image_names
+            is_text = any(word[0].isalpha() for word in column.filled)
+            if column in classes:
+                continue
+            if _resembles_class(column):
+                remedy = "correct its cells if it is a class"
+            elif len(classes) == 1 and is_repeated and is_text:
+                remedy = f"add data.labels_column={column.name}"
+            else:
+                continue
+            fault = f"{column.name} with {abbreviate(column.cells[0])} is not used"
+            raise DataError(
+                f"{self.source}: {fault}; {remedy}, or add data.classes=[{names[:200]}]"
+            )
+
+    def log_roles(self, roles: Roles) -> None:
+        """Log the roles, and the columns without a role, so that users can check them."""
+        text = f"data: {self.source} has images in {roles.path.name}"
+        named = {"labels": roles.labels, "splits": roles.split, "groups": roles.group}
+        for what, column in named.items():
+            if column is not None:
+                text += f", {what} in {column.name}"
+        if roles.classes:
+            text += f", classes {format_list(names_of(roles.classes))}"
+        if roles.value is not None:
+            text += f", and {roles.value.name} marks labels as present (1) or absent (0)"
+        unused = [column.name or "(no name)" for column in self.left if column.filled]
+        if unused:
+            text += f"; not used: {format_list(unused)}"
+        empty = [column.name or "(no name)" for column in self.left if not column.filled]
+        if empty:
+            text += f"; empty ({len(empty)}): {format_list(empty)}"
+        log.info(text)
+
+    def unknown_columns(self, path: Column | None, labels: Column | None) -> DataError:
+        """Return the error for a table without paths or labels. It names all missing settings."""
+        names = names_of(self.sheet.columns)
+        # Without a header, the first row of data became the names of the columns.
+        if any(is_image_name(name) for name in names):
+            fault = "row 1 has no column names"
+            return DataError(f"{self.source}: {fault}; add them, as path,labels")
+        settings = []
+        if path is None or path.key not in PATHS:
+            settings.append(f"data.path_column={path.name if path else 'NAME'}")
+        if labels is None:
+            name = self.left[0].name if len(self.left) == 1 else "NAME"
+            settings.append(f"data.labels_column={name}")
+        what = "image paths" if path is None else "labels"
+        return DataError(
+            f"{self.source}: no column of {what} is known among {format_list(names)}; add "
+            f"{' '.join(settings)}, or name the columns path and labels, or one per class with 0 "
+            f"and 1"
         )
-    return labels, []
 
+    def find_split(self) -> Column | None:
+        """Return the column of splits by its cells, or from flags, and remove it from `left`.
 
-def _check_unused(sheet: Sheet, class_columns: Sequence[Column], left: Sequence[Column]) -> None:
-    """Raise DataError if a column in `left` may have labels or be a class, and is not used."""
-    classes = ",".join(names_of(class_columns))
-    for column in left:
-        # A single column of 0 and 1 may be a property of photos, such as is_night, next to the
-        # labels, whose names occur in several rows. Next to several classes, such a column is
-        # rather a property itself, such as the author.
-        is_repeated = 1 < len(column.filled) < len(column.codes) and not _has_image_names(column)
-        is_text = any(word[0].isalpha() for word in column.filled)
-        if column in class_columns:
-            continue
-        if _resembles_class(column):
-            remedy = "correct its cells if it is a class"
-        elif len(class_columns) == 1 and is_repeated and is_text:
-            remedy = f"add data.labels_column={column.name}"
-        else:
-            continue
-        fault = f"{column.name} with {abbreviate(column.cells[0])} is not used"
-        raise DataError(f"{sheet.source}: {fault}; {remedy}, or add data.classes=[{classes[:200]}]")
+        Raises DataError if several columns may be the split, or one has other words: ignoring them
+        would train on test images.
+        """
+        flags = [column for column in self.left if _is_flag(column)]
+        found = [column for column in self.left if _has_splits(column)]
+        are_known = all(column.filled <= SPLITS.keys() | _NO_SPLIT for column in found)
+        if len(found) + bool(flags) == 1 and are_known:
+            self.left = [column for column in self.left if column not in (found or flags)]
+            return found[0] if found else self.from_flags(flags)
+
+        found += flags
+        for column in [] if found else self.left:
+            # Most images are for training, but only a few of them may show a train.
+            is_split = column.key in SPLITS and column.filled <= TRUE | FALSE
+            is_rare = column.key == "train" and column.has(TRUE).mean() < 0.5
+            is_class = column.name in self.given or is_rare
+            if column.key in _SPLIT_COLUMNS or (is_split and column.filled and not is_class):
+                found.append(column)
+        if not found:
+            return None
+        name = found[0].name
+        remedy = f"data.split_column={name} data.val=NAME data.train=NAME, or data.classes=[NAMES]"
+        fault = f"{format_list(names_of(found))} may be the split, with "
+        fault += format_list(sorted(found[0].filled), 5)
+        raise DataError(f"{self.source}: {fault}; rename it, or add {remedy}")
+
+    def from_flags(self, flags: Sequence[Column]) -> Column:
+        """Return the splits of flags, such as is_val and is_test, of which at most one is true."""
+        splits = np.full(len(flags[0].codes), "", object)
+        for flag in flags:
+            is_true = flag.has(TRUE)
+            if (is_true & (splits != "")).any():
+                row = int((is_true & (splits != "")).argmax())
+                fault = f"{flag.name} is true, and the image is in {splits[row]}"
+                remedy = "correct it, or set data.split_column"
+                raise DataError(f"{self.sheet.where(row)}: {fault}; {remedy}")
+            splits[is_true] = _FLAGS[flag.key][0]
+        # The images of no flag are for training, unless there is a flag for this.
+        if len(flags) == 1 or all(_FLAGS[flag.key][0] != "train" for flag in flags):
+            absent = _FLAGS[flags[-1].key][1]
+            splits[(splits == "") & ~flags[0].has(_NO_SPLIT)] = absent
+        cells, codes = np.unique(splits.astype(str), return_inverse=True)
+        return Column(" and ".join(names_of(flags)), cells.tolist(), codes)
 
 
 def _resembles_class(column: Column) -> bool:
     """Return True for scores in [0, 1], counts with a 0, and few words with a mark among them."""
-    name = simple_name(column.name)
-    if name == "group":
-        return _is_binary(column)
-    if name in (*_PROPERTIES, *_NO_CLASSES) or _INDEX.fullmatch(column.name):
+    if column.key == "group":
+        return column.is_binary
+    if column.key in (*_PROPERTIES, *_NO_CLASSES) or _INDEX.fullmatch(column.name):
         return False
-    numbers = _numbers(column)
+    numbers = column.numbers
     if numbers:
         is_count = 0 in numbers and numbers <= set(range(21))
         return is_count or 0 <= min(numbers) <= max(numbers) <= 1
@@ -383,181 +384,19 @@ def _resembles_class(column: Column) -> bool:
     return len(column.filled) <= 3 and not marks.isdisjoint(column.filled)
 
 
-def _log_roles(sheet: Sheet, roles: Roles, left: Sequence[Column]) -> None:
-    """Log the roles, and the columns in `left` that have no role, so that users can check them."""
-    text = f"data: {sheet.source} has images in {roles.path.name}"
-    if roles.labels is not None:
-        text += f", labels in {roles.labels.name}"
-    else:
-        text += f", classes {format_list(names_of(roles.classes))}"
-    if roles.split is not None:
-        text += f", splits in {roles.split.name}"
-    if roles.group is not None:
-        text += f", groups in {roles.group.name}"
-    if roles.value is not None:
-        text += f", which {roles.value.name} marks as present (1) or absent (0)"
-
-    used = {roles.labels, roles.value, *roles.classes}
-    left = [column for column in left if column not in used]
-    unused = [column.name or "(no name)" for column in left if column.filled]
-    if unused:
-        text += f"; not used: {format_list(unused)}"
-    empty = [column.name or "(no name)" for column in left if not column.filled]
-    if empty:
-        text += f"; empty ({len(empty)}): {format_list(empty)}"
-    log.info(text)
-
-
-def _unknown_columns(
-    sheet: Sheet, path: Column | None, labels: Column | None, left: list[Column]
-) -> DataError:
-    """Return the error for a table without image paths or labels. It names all missing settings."""
-    names = names_of(sheet.columns)
-    # Without a header, the first row of data became the names of the columns.
-    if any(_is_image(name) for name in names):
-        return DataError(f"{sheet.source}: row 1 has no column names; add them, as path,labels")
-    settings = []
-    if path is None or simple_name(path.name) not in PATHS:
-        settings.append(f"data.path_column={path.name if path else 'NAME'}")
-    if labels is None:
-        settings.append(f"data.labels_column={left[0].name if len(left) == 1 else 'NAME'}")
-    what = "image paths" if path is None else "labels"
-    return DataError(
-        f"{sheet.source}: no column of {what} is known among {format_list(names)}; add "
-        f"{' '.join(settings)}, or name the columns path and labels, or one per class with 0 and 1"
-    )
-
-
-def _is_image(text: object) -> bool:
-    """Return True for text that ends with the suffix of an image file."""
-    return isinstance(text, str) and PurePath(text).suffix.lower() in READ | NOT_READ
-
-
-def _has_image_names(column: Column) -> bool:
-    # A hundred cells are sufficient: this only selects one of the columns.
-    cells = [cell for cell in column.cells[:100] if cell != ""]
-    return bool(cells) and all(map(_is_image, cells))
-
-
-def _find_split(sheet: Sheet, left: list[Column], classes: Collection[str]) -> Column | None:
-    """Return the column of splits by its cells, or from flags, and remove it from `left`.
-
-    Raises DataError if several columns may be the split, or one has other words: ignoring them
-    would train on test images.
-    """
-    flags = [column for column in left if _is_flag(column)]
-    found = [column for column in left if _has_splits(column)]
-    are_known = all(column.filled <= SPLITS.keys() | _NO_SPLIT for column in found)
-    if len(found) + bool(flags) == 1 and are_known:
-        for column in found or flags:
-            left.remove(column)
-        return found[0] if found else _from_flags(sheet, flags)
-
-    found += flags
-    for column in [] if found else left:
-        # Most images are for training, but only a few of them may show a train.
-        name = simple_name(column.name)
-        is_split = name in SPLITS and column.filled <= _PRESENT | _ABSENT
-        is_class = column.name in classes or (name == "train" and column.has(_PRESENT).mean() < 0.5)
-        if name in _SPLIT_COLUMNS or (is_split and column.filled and not is_class):
-            found.append(column)
-    if not found:
-        return None
-    name = found[0].name
-    settings = f"data.split_column={name} data.val=NAME data.train=NAME, or data.classes=[NAMES]"
-    fault = f"{format_list(names_of(found))} may be the split, with "
-    fault += format_list(sorted(found[0].filled), 5)
-    raise DataError(f"{sheet.source}: {fault}; rename it, or add {settings}")
-
-
 def _has_splits(column: Column) -> bool:
     """Return True if the column has at most ten words, most like names of splits, such as train."""
     words = column.filled - _NO_SPLIT if len(column.filled) <= 10 else set()
     num_alike = sum(_SPLIT_WORD.fullmatch(word) is not None for word in words)
     has_train = any("train" in word for word in words)
-    return has_train and 2 * num_alike > len(words) and not _has_image_names(column)
+    return has_train and 2 * num_alike > len(words) and not column.has_image_names
 
 
 def _is_flag(column: Column) -> bool:
-    words = column.filled - _NO_SPLIT if simple_name(column.name) in _FLAGS else set()
-    return bool(words) and words <= _PRESENT | _ABSENT
-
-
-def _from_flags(sheet: Sheet, flags: Sequence[Column]) -> Column:
-    """Return the splits of flags, such as is_val and is_test, of which at most one is true."""
-    splits = np.full(len(flags[0].codes), "", object)
-    for flag in flags:
-        present, absent = _FLAGS[simple_name(flag.name)]
-        is_true = flag.has(_PRESENT)
-        if (is_true & (splits != "")).any():
-            row = int((is_true & (splits != "")).argmax())
-            fault = f"{flag.name} is true, and the image is in {splits[row]}"
-            raise DataError(f"{sheet.where(row)}: {fault}; correct it, or set data.split_column")
-        splits[is_true] = present
-    # The images of no flag are for training, unless there is a flag for this.
-    if len(flags) == 1 or all(_FLAGS[simple_name(flag.name)][0] != "train" for flag in flags):
-        splits[(splits == "") & ~flags[0].has(_NO_SPLIT)] = absent
-    cells, codes = np.unique(splits.astype(str), return_inverse=True)
-    return Column(" and ".join(names_of(flags)), cells.tolist(), codes)
+    words = column.filled - _NO_SPLIT if column.key in _FLAGS else set()
+    return bool(words) and words <= TRUE | FALSE
 
 
 def split_words(column: Column) -> list[str]:
     """Return the split of each distinct cell in lower case, or "" for none."""
     return ["" if word in _NO_SPLIT else word for word in column.words]
-
-
-def _is_class(
-    sheet: Sheet, column: Column, classes: Collection[str] | None, *, all_marks: bool
-) -> bool:
-    """Return True if a column has the name of a given class, or marks for presence and absence.
-
-    It is sufficient if at least half of the filled cells are 0, 1, -1, true, false, yes or no. The
-    other cells are probably mistakes, which `class_labels` reports. If `all_marks` is true, or if
-    the column has no such cell, all filled cells must be marks or words for unknown labels.
-    """
-    if column.name in (classes or ()):
-        return True
-    name = simple_name(column.name)
-    if name in _NO_CLASSES or (all_marks and name in _VALUES):
-        return False
-    if _INDEX.fullmatch(column.name):
-        return _is_binary(column)
-    return _has_marks(sheet, column, all_marks=all_marks)
-
-
-def _is_value(sheet: Sheet, column: Column) -> bool:
-    # A column of ones only, such as the confidence of labels by hand, has no effect.
-    has_absent = not column.filled.isdisjoint(ABSENT)
-    return simple_name(column.name) in _VALUES and has_absent and _has_marks(sheet, column)
-
-
-def _check_scores(sheet: Sheet, labels: Column, left: Sequence[Column]) -> None:
-    """Raise DataError if a column has scores or counts of labels that are probably absent."""
-    for column in left:
-        numbers = _numbers(column) if simple_name(column.name) in _VALUES else None
-        if numbers and min(numbers) < 0.5:
-            fault = f"labels with {column.name} {min(numbers):g} may be absent"
-            remedy = f"remove these rows, or add data.labels_column={labels.name} to keep them"
-            raise DataError(f"{sheet.source}: {fault}; {remedy}")
-
-
-def _has_marks(sheet: Sheet, column: Column, *, all_marks: bool = False) -> bool:
-    num_common = column.has(_COMMON).sum()
-    if num_common and not all_marks and 2 * num_common >= (~column.has(MISSING)).sum():
-        return True
-    return not sheet.marks.isdisjoint(column.filled) and column.filled <= sheet.marks | UNKNOWN
-
-
-def _is_binary(column: Column) -> bool:
-    """Return True for repeated zeros and ones only, which are not the numbers of rows or groups."""
-    has_both = not (column.filled.isdisjoint(_PRESENT) or column.filled.isdisjoint(_ABSENT))
-    is_repeated = len(column.cells) < len(column.codes)
-    return has_both and is_repeated and column.filled <= _PRESENT | _ABSENT
-
-
-def _numbers(column: Column) -> set[float] | None:
-    """Return the distinct numbers in the filled cells, or None if there is other text."""
-    try:
-        return set(map(float, column.filled))
-    except ValueError:
-        return None

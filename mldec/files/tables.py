@@ -171,24 +171,22 @@ def _json_rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, dict[str
 
 
 def _with_names(row: dict[str, Any]) -> dict[str, Any]:
-    """Replace the indices of labels in a manifest of Amazon SageMaker by the names of classes.
+    """Replace the indices in a manifest of Amazon SageMaker or Rekognition by names of classes.
 
-    `X-metadata` has the name of the label `X` (Rekognition), or a mapping of indices to names.
+    `X-metadata` has the name of the label `X`, or a mapping of the indices in `X` to names.
     """
     names: list[Any] = []
-    rest = dict(row)
-    for key, metadata in row.items():
-        label = key.removesuffix("-metadata")
-        value = row.get(label)
-        if isinstance(metadata, dict) and label != key and value is not None:
-            if isinstance(value, dict):
-                value = [box["class_id"] for box in value["annotations"]]
-            if "class-name" in metadata:
-                names.append(metadata["class-name"])
-            else:
-                names += [metadata["class-map"][str(index)] for index in value]
-            del rest[key], rest[label]
-    return row if len(rest) == len(row) else rest | {"labels": names}
+    keys = [key for key in row if "class-" in str(row.get(f"{key}-metadata"))]
+    for key in keys:
+        metadata = row.pop(f"{key}-metadata")
+        value = row.pop(key)
+        if isinstance(value, dict):
+            value = [box["class_id"] for box in value["annotations"]]
+        if "class-name" in metadata:
+            names.append(metadata["class-name"])
+        else:
+            names += [metadata["class-map"][str(index)] for index in value]
+    return row | {"labels": names} if keys else row
 
 
 def text_chunks(

@@ -14,22 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mldec.data.cells import class_labels, named_labels
-from mldec.data.columns import (
-    LABELS,
-    MISSING,
-    PATHS,
-    Column,
-    Roles,
-    Rules,
-    Sheet,
-    recognize,
-    sheet_of,
-    split_words,
-)
+from mldec.data.columns import LABELS, PATHS, Roles, Rules, recognize, split_words
 from mldec.data.images import READ
 from mldec.data.labels import Labels, from_statements
 from mldec.data.photos import PhotoFinder, user_entries
 from mldec.data.readers.labeling import studio_paths
+from mldec.data.sheet import MISSING, Column, Sheet, pairs_of, sheet_of
 from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, SPLITS, HoldOut, check_val, find_split, log_split
 from mldec.data.table import Table, encode_paths, path_inside
@@ -378,8 +368,6 @@ def _image_paths(
     sheet: Sheet, roles: Roles, folder: Path | None, *, beside_tables: bool
 ) -> tuple[list[str], np.ndarray, Path]:
     """Return the paths of M images in a folder, the image of each row, int [N], and the folder."""
-    import pandas
-
     # Cells of other types, such as numbers and lists, are not paths.
     codes = roles.path.codes
     cells = [cell if isinstance(cell, str) else "" for cell in roles.path.cells]
@@ -393,28 +381,23 @@ def _image_paths(
     # The same cell in tables of two folders is a path of two images, so each row has its own cell.
     if beside_tables:
         bases = {name: os.path.relpath(Path(name).parent, folder) for name in set(sheet.tables)}
-        pairs = zip(sheet.tables, [cells[code] for code in codes], strict=True)
-        cells = [
-            cell if _ROOT.match(cell) else (PurePath(bases[name]) / cell).as_posix()
-            for name, cell in pairs
-        ]
+        paths = [cells[code] for code in codes.tolist()]
+        cells = []
+        for name, path in zip(sheet.tables, paths, strict=True):
+            is_complete = _ROOT.match(path)
+            cells.append(path if is_complete else (PurePath(bases[name]) / path).as_posix())
         codes = np.arange(len(cells))
 
     # The same cell in two splits may be a photo in the folder of each split.
-    splits = [""] if roles.split is None else split_words(roles.split)
-    codes = codes.astype(np.int64) * len(splits)
+    splits = [""] * len(cells)
     if roles.split is not None:
-        codes += roles.split.codes
-    codes, keys = pandas.factorize(codes)
+        words = split_words(roles.split)
+        codes, pairs = pairs_of(codes, roles.split.codes)
+        splits = [words[split] for _, split in pairs]
+        cells = [cells[cell] for cell, _ in pairs]
     rows = np.unique(codes, return_index=True)[1]
-    cells = [cells[key // len(splits)] for key in keys.tolist()]
-    names = []
-    for split in splits:
-        names.append({split} | {name for name in SPLITS if SPLITS[name] == SPLITS.get(split)})
-    split_folders = [names[key % len(splits)] for key in keys.tolist()]
-
     if folder is not None and folder.is_dir():
-        cells = _found_by_name(sheet, cells, rows, folder, split_folders)
+        cells = _found_photos(sheet, cells, splits, rows, folder)
 
     # If a path is outside `folder`, all paths become absolute, and their common parent is the
     # folder of the images.
@@ -431,72 +414,62 @@ def _image_paths(
         folder = parent
 
     # Normalize the paths. Different cells, such as a.jpg and ./a.jpg, may be the same image.
-    paths = []
+    images: dict[str, int] = {}
+    numbers = []
     for cell, row in zip(cells, rows, strict=True):
         is_plain = _PLAIN.fullmatch(cell)
-        paths.append(cell if is_plain else path_inside(cell, sheet.where(row), folder=folder))
-    # Absolute paths are complete, and their common parent may be a large folder, such as /.
-    if is_inside:
-        paths = _located(sheet, paths, rows, folder, split_folders)
-    images: dict[str, int] = {}
-    numbers = [images.setdefault(path, len(images)) for path in paths]
+        path = cell if is_plain else path_inside(cell, sheet.where(row), folder=folder)
+        numbers.append(images.setdefault(path, len(images)))
     return list(images), np.array(numbers)[codes], folder
 
 
-def _found_by_name(
-    sheet: Sheet,
-    cells: list[str],
-    rows: np.ndarray,
-    folder: Path,
-    split_folders: Sequence[Collection[str]],
+def _found_photos(
+    sheet: Sheet, cells: list[str], splits: Sequence[str], rows: np.ndarray, folder: Path
 ) -> list[str]:
-    """Replace paths of another computer and URLs by the only photos with the same last parts."""
+    """Replace paths without a file by the only photos in `folder` that they may name.
+
+    Paths of another computer and URLs name a photo with the same last parts. Other paths may lack
+    the suffix or inner folders. They are not searched if the first one in alphabetical order
+    exists, because that takes long. Folders of the split of a path have precedence.
+    """
     finder = PhotoFinder(folder)
-    path_of: dict[str, str] = {}
-    for index, cell in enumerate(cells):
+    inside = [cell for cell in cells if not _ROOT.match(cell)]
+    first = os.path.join(folder, min(inside, default="").replace("\\", "/"))  # noqa: PTH118
+    are_complete = os.path.isfile(first)  # noqa: PTH113
+    path_of: dict[str, str] = {}  # path elsewhere of each photo
+    found = []
+    for cell, split, row in zip(cells, splits, rows, strict=True):
         root = _ROOT.match(cell)
-        if not root or cell.startswith(f"{folder}/") or os.path.exists(cell):  # noqa: PTH110
+        is_complete = are_complete
+        if root:
+            is_complete = cell.startswith(f"{folder}/") or os.path.exists(cell)  # noqa: PTH110
+        if is_complete:
+            found.append(cell)
             continue
+
+        where = sheet.where(row)
+        folders = {name for name in SPLITS if SPLITS[name] == SPLITS.get(split)} | {split}
         photo = None
-        # A URL may have quoted characters and a query after the path.
-        for path in (cell[root.end() :], *studio_paths(cell)):
+        if root is None:
+            path = cell.replace("\\", "/")
+            photo = finder.find(path, where) or finder.find_below(path, where, folders)
+        # A URL may have quoted characters, and a query after the path.
+        for path in (cell[root.end() :], *studio_paths(cell)) if root else ():
             rest = path.replace("\\", "/").lstrip("/")
             while rest and not photo:
-                where = sheet.where(rows[index])
-                photo = finder.find_below(rest, where, split_folders[index])
+                photo = finder.find_below(rest, where, folders)
                 rest = rest.partition("/")[2]
-        if photo and path_of.setdefault(photo, cell) != cell:
+        if root and photo and path_of.setdefault(photo, cell) != cell:
             fault = f"{path_of[photo]} and {cell} may both be {photo}"
-            raise DataError(f"{sheet.where(rows[index])}: {fault}; write paths inside {folder}")
-        cells[index] = f"{folder}/{photo}" if photo else cell
+            raise DataError(f"{where}: {fault}; write paths inside {folder}")
+        found.append(photo or cell)
+
     if path_of:
         log.info(f"data: {len(path_of):,} paths elsewhere are found in {folder} by their names")
-    return cells
-
-
-def _located(
-    sheet: Sheet,
-    paths: list[str],
-    rows: np.ndarray,
-    folder: Path,
-    split_folders: Sequence[Collection[str]],
-) -> list[str]:
-    """Replace names without a suffix or without inner folders by the paths of their only photos.
-
-    The folders are not searched if the first path in alphabetical order exists, because that takes
-    long.
-    """
-    if not folder.is_dir() or (folder / min(paths)).is_file():
-        return paths
-
-    finder = PhotoFinder(folder)
-    located = []
-    for path, row, names in zip(paths, rows, split_folders, strict=True):
-        where = sheet.where(row)
-        located.append(finder.find(path, where) or finder.find_below(path, where, names) or path)
-    count = sum(found != path for found, path in zip(located, paths, strict=True))
-    log.info(f"data: {count:,} of {len(paths):,} images were found in {folder} by their names")
-    return located
+    if inside and not are_complete:
+        count = sum(photo != cell for photo, cell in zip(found, cells, strict=True)) - len(path_of)
+        log.info(f"data: {count:,} of {len(inside):,} images were found in {folder} by their names")
+    return found
 
 
 def _merged(
