@@ -48,8 +48,9 @@ _SPLIT_WORD = re.compile(r"[^/\\]*(train|val|test|dev|holdout)[^/\\]*")
 
 # Columns whose 0 and 1 belong to the label of the row: Open Images has a row per pair of an image
 # and a label, and a label with the confidence 0 is absent.
-_SCORES = ("confidence", "conf", "probability", "prob", "percent", "score", "scores", "count")
+_SCORES = ("confidence", "probability", "score")
 _VALUES = ("present", "presence", "value", *_SCORES)
+_AMOUNTS = (*_VALUES, "conf", "prob", "percent", "scores", "count")
 # Columns that are never classes, even if their cells are 0 and 1. `group` is the column of groups.
 _NO_CLASSES = {"labels", "negatives", "group", "regioncount", "annotator", *_SCORES}
 _NO_CLASSES |= {*_SPLIT_COLUMNS, *_FLAGS}
@@ -206,8 +207,8 @@ class _Search:
         others = [column for column in named if column.numbers is None]
         for column in self.left:
             # A label with a low score or the count 0 is probably absent.
-            is_score = column.key in _VALUES and not self.is_value(column)
-            if is_score and min(column.numbers or [1]) < 0.5:
+            is_amount = column.key in _AMOUNTS and not self.is_value(column)
+            if is_amount and min(column.numbers or [1]) < 0.5:
                 others.append(column)
 
         # A table may have both forms. Given classes select the columns with their names. Otherwise

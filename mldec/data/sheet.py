@@ -43,7 +43,7 @@ PRESENT |= TRUE | TICKS
 ABSENT |= FALSE | _CROSSES
 # Marks that are often codes, such as F (female) and N (north), or a kind of tick, and the marks of
 # which one must also be in the table.
-_CODES = {"t": {"f"}, "f": {"t"}, "n": {"y"}} | dict.fromkeys(_CROSSES, PRESENT)
+_CODES = {"t": {"f"}, "f": {"t"}, "n": {"y"}} | dict.fromkeys(_CROSSES, TICKS)
 _NUMBER = re.compile(r"([+-]?\d+[.,]?\d*(?:e[+-]\d+)?)(%?)", re.IGNORECASE)
 
 
