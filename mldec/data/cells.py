@@ -220,6 +220,9 @@ def _parse_list(text: str) -> Cell:
 
     Text that starts like a list and cannot be parsed is `Unreadable`.
     """
+    # Most cells are no lists, and the expressions below are slow.
+    if not text.endswith(("]", ")", "}", "'", '"')):
+        return text
     # Python prints some types of lists with their name.
     text = re.sub(r"(?s)^(?:frozenset|set|array)\((.*?)(?:, dtype=.*)?\)$", r"\1", text)
     # A list may lack its brackets: "dog", "cat".

@@ -147,7 +147,8 @@ def with_index(frame: "DataFrame") -> "DataFrame":
     """
     index = frame.index
     is_numbered = index.names == [None] and index.inferred_type in ("integer", "floating", "empty")
-    return frame.reset_index(drop=is_numbered or set(index.names) <= set(frame.columns))
+    is_column = set(index.names) <= set(frame.columns)
+    return frame.reset_index(drop=is_numbered or is_column, allow_duplicates=True)
 
 
 def _json_rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
