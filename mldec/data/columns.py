@@ -126,7 +126,32 @@ def recognize(
         DataError: If a column is missing, or its role is ambiguous.
         ValueError: If a setting names a column that does not exist.
     """
-    return _Search(sheet, rules, frozenset(classes or ())).roles(label_columns)
+    search = _Search(sheet, rules, frozenset(classes or ()))
+    # The order matters: a column that one role takes is not a candidate for the next role.
+    path = search.path()
+    labels = search.take(label_columns, "labels_column")
+    negatives = search.take(["negatives"])
+    split = search.split()
+    group = None
+    if rules.group_column is not None or "group" not in search.given:
+        group = search.take(["group"], "group_column")
+
+    labels, columns = search.choose_form(labels)
+    if path is None or (labels is None and (not columns or negatives is not None)):
+        raise search.unknown_columns(path, labels)
+    value = None
+    if labels is not None:
+        value = next(filter(search.is_value, search.left), None)
+    # Given classes select the columns, so that the meaning of the other ones does not matter.
+    elif not search.given:
+        groups = [group] if group is not None and rules.group_column is None else []
+        search.check_unused(columns, groups)
+
+    roles = Roles(path, split, group, labels, value, negatives, columns)
+    search.log_roles(roles)
+    names = check_names(names_of(columns), sheet.source)
+    pairs = zip(columns, names, strict=True)
+    return replace(roles, classes=[replace(column, name=name) for column, name in pairs])
 
 
 class _Search:
@@ -138,40 +163,6 @@ class _Search:
         self.rules = rules
         self.given = given  # the given classes
         self.left = list(sheet.columns)  # columns without a role yet
-
-    def roles(self, label_columns: Sequence[str]) -> Roles:
-        """Return the roles in this order, because a role takes its column away from later ones."""
-        path = self.path()
-        labels = self.take(label_columns, "labels_column")
-        negatives = self.take(["negatives"])
-        split = self.take(["split"], "split_column")
-        if split is None:
-            split = self.find_split()
-        elif _is_flag(split):
-            split = self.from_flags([split])
-        group = None
-        if self.rules.group_column is not None or "group" not in self.given:
-            group = self.take(["group"], "group_column")
-
-        labels, classes = self.choose_form(labels)
-        if path is None or (labels is None and (not classes or negatives is not None)):
-            raise self.unknown_columns(path, labels)
-        value = None
-        if labels is not None:
-            value = next(filter(self.is_value, self.left), None)
-        # Given classes select the columns, so that the meaning of the other ones does not matter.
-        elif not self.given:
-            groups = [group] if group is not None and self.rules.group_column is None else []
-            self.check_unused(classes, groups)
-
-        names = check_names(names_of(classes), self.source)
-        used = {value, *classes}
-        self.left = [column for column in self.left if column not in used]
-        pairs = zip(classes, names, strict=True)
-        classes = [replace(column, name=name) for column, name in pairs]
-        roles = Roles(path, split, group, labels, value, negatives, classes)
-        self.log_roles(roles)
-        return roles
 
     def take(self, wanted: Sequence[str], setting: str | None = None) -> Column | None:
         """Return the column of a role by its names or its setting, and remove it from `left`."""
@@ -199,6 +190,8 @@ class _Search:
 
     def choose_form(self, labels: Column | None) -> tuple[Column | None, list[Column]]:
         """Return the column of labels, or the class columns. The other one is None or empty."""
+        if self.rules.labels_column is not None:
+            return labels, []
         # A class column may have such a name, too, such as no_label.
         named = [column for column in self.left if _LABELS.fullmatch(column.key)]
         named = [column for column in named if not self.is_class(column, all_marks=True)]
@@ -216,8 +209,6 @@ class _Search:
         has_labels = labels is not None
         classes = [column for column in self.left if self.is_class(column, all_marks=has_labels)]
         chosen = [column for column in classes if column.name in self.given]
-        if self.rules.labels_column is not None:
-            return labels, []
         if chosen and len(chosen) == len(self.given):
             return None, chosen
         if labels is None:
@@ -294,10 +285,11 @@ class _Search:
             text += f", classes {format_list(names_of(roles.classes))}"
         if roles.value is not None:
             text += f", and {roles.value.name} marks labels as present (1) or absent (0)"
-        unused = [column.name or "(no name)" for column in self.left if column.filled]
+        left = [column for column in self.left if column not in (roles.value, *roles.classes)]
+        unused = [column.name or "(no name)" for column in left if column.filled]
         if unused:
             text += f"; not used: {format_list(unused)}"
-        empty = [column.name or "(no name)" for column in self.left if not column.filled]
+        empty = [column.name or "(no name)" for column in left if not column.filled]
         if empty:
             text += f"; empty ({len(empty)}): {format_list(empty)}"
         log.info(text)
@@ -322,12 +314,15 @@ class _Search:
             f"and 1"
         )
 
-    def find_split(self) -> Column | None:
-        """Return the column of splits by its cells, or from flags, and remove it from `left`.
+    def split(self) -> Column | None:
+        """Return the column of splits by its name or cells, or from flags.
 
         Raises DataError if several columns may be the split, or one has other words: ignoring them
         would train on test images.
         """
+        split = self.take(["split"], "split_column")
+        if split is not None:
+            return self.from_flags([split]) if _is_flag(split) else split
         flags = [column for column in self.left if _is_flag(column)]
         found = [column for column in self.left if _has_splits(column)]
         are_known = all(column.filled <= SPLITS.keys() | _NO_SPLIT for column in found)

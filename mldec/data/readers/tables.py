@@ -259,9 +259,11 @@ def find_layouts(folder: Path) -> dict[str, str]:
     for pattern, settings in _LAYOUTS.items():
         for path in islice(folder.glob(pattern), 1):
             found.setdefault(settings, path.relative_to(folder).as_posix())
-    for path in folder.glob("*.json"):
-        with reading(path), path.open("rb") as file:
-            start = file.read(4096)
+    for path in map(Path, user_entries(folder)):
+        start = b""
+        if path.suffix.lower() == ".json" and path.is_file():
+            with reading(path), path.open("rb") as file:
+                start = file.read(4096)
         if b'"annotations"' in start and start.lstrip().startswith(b"["):
             found[f"data=label_studio data.file={path.name}"] = path.name
         elif b'"images"' in start or b'"categories"' in start:
@@ -449,16 +451,15 @@ def _found_photos(
 
         where = sheet.where(row)
         folders = {name for name in SPLITS if SPLITS[name] == SPLITS.get(split)} | {split}
-        photo = None
-        if root is None:
-            path = cell.replace("\\", "/")
-            photo = finder.find(path, where) or finder.find_below(path, where, folders)
         # A URL may have quoted characters, and a query after the path.
-        for path in (cell[root.end() :], *studio_paths(cell)) if root else ():
+        paths = [cell[root.end() :], *studio_paths(cell)] if root else [cell]
+        photo = None
+        for path in paths:
             rest = path.replace("\\", "/").lstrip("/")
+            photo = photo or finder.find(rest, where)
             while rest and not photo:
                 photo = finder.find_below(rest, where, folders)
-                rest = rest.partition("/")[2]
+                rest = rest.partition("/")[2] if root else ""
         if root and photo and path_of.setdefault(photo, cell) != cell:
             fault = f"{path_of[photo]} and {cell} may both be {photo}"
             raise DataError(f"{where}: {fault}; write paths inside {folder}")
