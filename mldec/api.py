@@ -74,7 +74,7 @@ def fit(
             - a folder: the data root of the experiment. Experiments for own photos also accept one
               folder per class and YOLO folders.
             - a table: CSV, JSON lines, Excel or Parquet, in a form of docs/data.md.
-            - a pandas DataFrame in such a form. Labels are text or lists.
+            - a pandas DataFrame in such a form. Labels are text or lists. Paths may be the index.
             - pairs (path, labels), where labels is a class name or any iterable of them.
             - a `datasets.Dataset` of Hugging Face, or a torch `Dataset` of (image, target), or a
               dictionary of these by the name of their split, such as a `DatasetDict`. Images are
