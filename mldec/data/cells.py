@@ -225,9 +225,10 @@ def _parse_list(text: str) -> Cell:
         return text
     # Python prints some types of lists with their name.
     text = re.sub(r"(?s)^(?:frozenset|set|array)\((.*?)(?:, dtype=.*)?\)$", r"\1", text)
-    # A list may lack its brackets: "dog", "cat".
+    # A list may lack its brackets: "dog", "cat". A single name in quotes may contain a separator.
     if re.fullmatch(r"([\"']).*\1", text, re.DOTALL):
-        text = f"[{text}]"
+        names = _parse_list(f"[{text}]")
+        return names[0] if isinstance(names, tuple) and len(names) == 1 else names
     # Names may contain brackets, as in "[red] car". The first item of a list is in quotes, is a
     # number or a mapping, or is null, nan or None.
     start = r"\[\s*([\"'\d{]|(null|nan|None)\s*,)|[({]\s*[\"']"

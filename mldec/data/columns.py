@@ -13,6 +13,7 @@ import numpy as np
 
 from mldec.data.sheet import (
     ABSENT,
+    CODES,
     COMMON,
     FALSE,
     MISSING,
@@ -256,13 +257,13 @@ class _Search:
         """Raise DataError if an unused column, or a group, may have labels or be a class."""
         names = ",".join(names_of(classes))
         for column in self.left + list(groups):
+            if column in classes:
+                continue
             # A single column of 0 and 1 may be a property of photos, such as is_night, next to the
             # labels, whose names occur in several rows. Next to several classes, such a column is
             # rather a property itself, such as the author.
             is_repeated = 1 < len(column.filled) < len(column.codes) and not column.has_image_names
             is_text = any(word[0].isalpha() for word in column.filled)
-            if column in classes:
-                continue
             if _resembles_class(column):
                 remedy = "correct its cells if it is a class"
             elif len(classes) == 1 and is_repeated and is_text:
@@ -375,8 +376,7 @@ def _resembles_class(column: Column) -> bool:
     if numbers:
         is_count = 0 in numbers and numbers <= set(range(21))
         return is_count or 0 <= min(numbers) <= max(numbers) <= 1
-    # Single letters, such as f and m, are often codes.
-    marks = (UNKNOWN | PRESENT | ABSENT | {"+", "-"}) - set("tyfn")
+    marks = (UNKNOWN | PRESENT | ABSENT | {"+", "-"}) - {"y", *filter(str.isalpha, CODES)}
     return len(column.filled) <= 3 and not marks.isdisjoint(column.filled)
 
 

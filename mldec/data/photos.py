@@ -241,8 +241,9 @@ class PhotoFinder:
                 with_same_case.append(photo_path)
         found = with_same_case or found
         if len(found) > 1:
-            inside = [p for p in found if not set(folders).isdisjoint(p.lower().split("/")[:-1])]
-            found = inside or found
+            parts = [set(photo.lower().split("/")[:-1]) for photo in found]
+            pairs = zip(found, parts, strict=True)
+            found = [photo for photo, names in pairs if names & set(folders)] or found
         if len(found) > 1:
             fault = f"{path!r} may be {found[0]} or {found[1]} in {self._folder}"
             raise DataError(f"{where}: {fault}; set data.images, or write the whole paths")

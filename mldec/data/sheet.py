@@ -30,20 +30,17 @@ _CROSSES = set("✗✘✖☐❌")
 # Pairs of words that could also be codes, so that a column of classes must not have any other
 # words. Excel writes true and false in the language of the user.
 _PAIRS = """
-    t/f y/n present/absent positive/negative pos/neg checked/unchecked
+    t/f y/n present/absent positive/negative pos/neg checked/unchecked on/off
     wahr/falsch vrai/faux vero/falso verdadero/falso verdadeiro/falso waar/onwaar prawda/fałsz
     sant/falskt sand/falsk sann/usann tosi/epätosi pravda/nepravda igaz/hamis doğru/yanliş
-    ja/nein ja/nee oui/non sí/no si/no sim/não tak/nie on/off
-    истина/ложь да/нет 是/否 はい/いいえ
+    истина/ложь ja/nein ja/nee oui/non sí/no si/no sim/não tak/nie да/нет 是/否 はい/いいえ
 """
-PRESENT, ABSENT = (
-    set(words) for words in zip(*(pair.split("/") for pair in _PAIRS.split()), strict=True)
-)
-PRESENT |= TRUE | TICKS
-ABSENT |= FALSE | _CROSSES
-# Marks that are often codes, such as F (female) and N (north), or a kind of tick, and the marks of
-# which one must also be in the table.
-_CODES = {"t": {"f"}, "f": {"t"}, "n": {"y"}} | dict.fromkeys(_CROSSES, TICKS)
+PRESENT = TRUE | TICKS | {pair.partition("/")[0] for pair in _PAIRS.split()}
+ABSENT = FALSE | _CROSSES | {pair.partition("/")[2] for pair in _PAIRS.split()}
+# Words that are often something else, such as F (female), N (north), sand, or a cross for a tick,
+# and the words of which the table must also have one.
+CODES = {"t": {"f"}, "f": {"t"}, "n": {"y"}, "on": {"off"}, "sand": {"falsk"}, "sim": {"não"}}
+CODES |= dict.fromkeys(_CROSSES, TICKS)
 _NUMBER = re.compile(r"([+-]?\d+[.,]?\d*(?:e[+-]\d+)?)(%?)", re.IGNORECASE)
 
 
@@ -133,7 +130,7 @@ class Sheet:
         marks = PRESENT | ABSENT | MINUS
         few = [column for column in self.columns if len(column.cells) <= len(marks)]
         used = set().union(*(column.filled for column in few if column.filled <= marks | UNKNOWN))
-        return marks - {word for word, others in _CODES.items() if used.isdisjoint(others)}
+        return marks - {word for word, others in CODES.items() if used.isdisjoint(others)}
 
     def where(self, index: int) -> str:
         """Return the table and the row number in its file of row `index`, for messages."""

@@ -386,8 +386,8 @@ def _image_paths(
         paths = [cells[code] for code in codes.tolist()]
         cells = []
         for name, path in zip(sheet.tables, paths, strict=True):
-            is_complete = _ROOT.match(path)
-            cells.append(path if is_complete else (PurePath(bases[name]) / path).as_posix())
+            is_rooted = _ROOT.match(path)
+            cells.append(path if is_rooted else (PurePath(bases[name]) / path).as_posix())
         codes = np.arange(len(cells))
 
     # The same cell in two splits may be a photo in the folder of each split.

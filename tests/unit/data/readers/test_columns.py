@@ -287,7 +287,9 @@ def test_ticks_and_the_name_of_the_column_are_present(read, mark):
     assert values(read(columns)) == (("dog", "cat"), [[1, 0], [0, 1]] * 3)
 
 
-@pytest.mark.parametrize("cells", ["FFFFFF", "FF__FF", "NNNNNN", "TTTTTT", "FNFNFN"])
+@pytest.mark.parametrize(
+    "cells", ["FFFFFF", "FF__FF", "NNNNNN", "TTTTTT", "FNFNFN", "sand sand sand sand sand sand"]
+)
 def test_letters_need_the_other_one_of_the_pair(read, cells):
     columns = {"dog": "101010", "cat": "010101", "code": cells}
     assert values(read(columns_of(**columns)))[0] == ("dog", "cat")
