@@ -230,20 +230,15 @@ class PhotoFinder:
                     self._below[photo.name.lower()].append(photo.as_posix())
                     self._below[photo.stem.lower()].append(photo.as_posix())
 
-        found = []
-        with_same_case = []
+        ranked: defaultdict[tuple[bool, bool], list[str]] = defaultdict(list)
         for photo_path in self._below.get(path.rpartition("/")[2].lower(), []):
             without_suffix = photo_path.removesuffix(PurePath(photo_path).suffix)
             ends = (f"/{photo_path}", f"/{without_suffix}")
             if any(end.lower().endswith(f"/{path.lower()}") for end in ends):
-                found.append(photo_path)
-            if any(end.endswith(f"/{path}") for end in ends):
-                with_same_case.append(photo_path)
-        found = with_same_case or found
-        if len(found) > 1:
-            parts = [set(photo.lower().split("/")[:-1]) for photo in found]
-            pairs = zip(found, parts, strict=True)
-            found = [photo for photo, names in pairs if names & set(folders)] or found
+                is_preferred = not set(folders).isdisjoint(photo_path.lower().split("/")[:-1])
+                has_same_case = any(end.endswith(f"/{path}") for end in ends)
+                ranked[is_preferred, has_same_case].append(photo_path)
+        found = ranked[max(ranked)] if ranked else []
         if len(found) > 1:
             fault = f"{path!r} may be {found[0]} or {found[1]} in {self._folder}"
             raise DataError(f"{where}: {fault}; set data.images, or write the whole paths")
