@@ -37,8 +37,8 @@ PATHS = (*_PATHS.split(), "photopath", "imageindex", "imageid", "imgid")
 # column has such a name.
 _NAMES = "labels label tags tag classes class categories category labelname classname tagname"
 LABELS = (*_NAMES.split(), "species", "choice")
-# Such names with a number are labels, too: label2, and label.1 as pandas calls a second column.
-_LABELS = re.compile(rf".*({'|'.join(LABELS)})\.?\d*")
+# Such names with a suffix are labels, too: label_names, label2, and the label.1 of pandas.
+_LABELS = re.compile(rf".*({'|'.join(LABELS)})(names?)?\.?\d*")
 # Names of split columns. A column with another name is used if all its cells are names of splits.
 _SPLIT_COLUMNS = ("split", "splits", "subset", "set", "partition", "fold", "kfold", "foldid")
 # Columns of flags, such as is_valid, and the splits of the rows where the flag is true and false.

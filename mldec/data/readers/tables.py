@@ -451,8 +451,12 @@ def _found_photos(
 
         where = sheet.where(row)
         folders = {name for name in SPLITS if SPLITS[name] == SPLITS.get(split)} | {split}
-        # A URL may have quoted characters, and a query after the path.
-        paths = [cell[root.end() :], *studio_paths(cell)] if root else [cell]
+        # A URL may have quoted characters, and a query after the path. Other paths may begin with
+        # the name of the folder.
+        posix = cell.replace("\\", "/")
+        paths = [posix, posix.removeprefix(f"{folder.name}/")]
+        if root:
+            paths = [posix[root.end() :], *studio_paths(cell)]
         photo = None
         for path in paths:
             rest = path.replace("\\", "/").lstrip("/")

@@ -146,6 +146,7 @@ def test_flag_among_classes_needs_a_decision(read):
         ({"label": NAMES, "label2": "cat _ _ bird _ _"}, "label"),
         ({"label": NAMES, "secondary_labels": "cat _ _ bird _ _"}, "label"),
         ({"label": NAMES, "label.1": "cat _ _ bird _ _"}, "label"),
+        ({"label_names": NAMES, "label_ids": "1 0 1 0 1 0"}, "label_names"),
         ({"labels": NAMES, "tags": "in out in out in out"}, "labels"),
         ({"category": "pet pet pet pet pet pet", "subcategory": NAMES}, "subcategory"),
         ({"label": NAMES, "occluded": "100000"}, "label"),

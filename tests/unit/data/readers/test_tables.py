@@ -349,6 +349,13 @@ def test_names_find_their_only_file(read, tmp_path, name):
         assert "in/ISIC_01.jpg" in together(read, text, images="data")[1]
 
 
+@pytest.mark.parametrize("start", ["photos/", "photos\\"])
+def test_paths_may_begin_with_the_name_of_the_folder(read, tmp_path, start):
+    write(tmp_path, {"photos/1.jpg": "", "photos/in/2.jpg": ""})
+    text = f"path,labels\n{start}1.jpg,cat\n{start}in/2.jpg,dog\n"
+    assert together(read, text, images="photos")[1] == {"1.jpg": ["cat"], "in/2.jpg": ["dog"]}
+
+
 def test_absolute_paths_may_be_outside(read, tmp_path):
     text = "path,labels\n/elsewhere/a/1.jpg,cat\nin/2.jpg,dog\n"
     source_root = str(tmp_path).lstrip("/")
