@@ -168,8 +168,9 @@ def _cell_names(
     # Convert cells of text to lists, if they contain one. Other text is split by the separator.
     cells = [_parse_list(cell) if isinstance(cell, str) else cell for cell in column.cells]
     filled = {cell for cell in cells if isinstance(cell, str) and cell}
-    for brackets in _BRACKETS if filled and given.isdisjoint(filled) else ():
-        if all(re.fullmatch(brackets, cell) for cell in filled):
+    are_names = given.isdisjoint(filled) and len(filled) > 0
+    for brackets in _BRACKETS:
+        if are_names and all(re.fullmatch(brackets, cell) for cell in filled):
             cells = [str(cell)[1:-1] if cell in filled else cell for cell in cells]
             log.info(f"data: {sheet.source}: the brackets in {column.name} are not a part of names")
 
@@ -228,7 +229,9 @@ def _parse_list(text: str) -> Cell:
     # A list may lack its brackets: "dog", "cat". A single name in quotes may contain a separator.
     if re.fullmatch(r"([\"']).*\1", text, re.DOTALL):
         names = _parse_list(f"[{text}]")
-        return names[0] if isinstance(names, tuple) and len(names) == 1 else names
+        if isinstance(names, tuple) and len(names) == 1:
+            return names[0]
+        return names
     # Names may contain brackets, as in "[red] car". The first item of a list is in quotes, is a
     # number or a mapping, or is null, nan or None.
     start = r"\[\s*([\"'\d{]|(null|nan|None)\s*,)|[({]\s*[\"']"

@@ -323,12 +323,15 @@ class _Search:
         """
         split = self.take(["split"], "split_column")
         if split is not None:
-            return self.from_flags([split]) if _is_flag(split) else split
+            if _is_flag(split):
+                return self.from_flags([split])
+            return split
         flags = [column for column in self.left if _is_flag(column)]
         found = [column for column in self.left if _has_splits(column)]
         are_known = all(column.filled <= SPLITS.keys() | _NO_SPLIT for column in found)
         if len(found) + bool(flags) == 1 and are_known:
-            self.left = [column for column in self.left if column not in (found or flags)]
+            for column in found or flags:
+                self.left.remove(column)
             return found[0] if found else self.from_flags(flags)
 
         found += flags

@@ -238,7 +238,7 @@ class PhotoFinder:
                 is_preferred = not set(folders).isdisjoint(photo_path.lower().split("/")[:-1])
                 has_same_case = any(end.endswith(f"/{path}") for end in ends)
                 ranked[is_preferred, has_same_case].append(photo_path)
-        found = ranked[max(ranked)] if ranked else []
+        found = ranked[max(ranked, default=(False, False))]
         if len(found) > 1:
             fault = f"{path!r} may be {found[0]} or {found[1]} in {self._folder}"
             raise DataError(f"{where}: {fault}; set data.images, or write the whole paths")

@@ -35,8 +35,8 @@ _PAIRS = """
     sant/falskt sand/falsk sann/usann tosi/epätosi pravda/nepravda igaz/hamis doğru/yanliş
     истина/ложь ja/nein ja/nee oui/non sí/no si/no sim/não tak/nie да/нет 是/否 はい/いいえ
 """
-PRESENT = TRUE | TICKS | {pair.partition("/")[0] for pair in _PAIRS.split()}
-ABSENT = FALSE | _CROSSES | {pair.partition("/")[2] for pair in _PAIRS.split()}
+PRESENT = TRUE | TICKS | set(re.findall(r"(\S+)/", _PAIRS))
+ABSENT = FALSE | _CROSSES | set(re.findall(r"/(\S+)", _PAIRS))
 # Words that are often something else, such as F (female), N (north), sand, or a cross for a tick,
 # and the words of which the table must also have one.
 CODES = {"t": {"f"}, "f": {"t"}, "n": {"y"}, "on": {"off"}, "sand": {"falsk"}, "sim": {"não"}}
@@ -188,4 +188,4 @@ def pairs_of(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, list[tu
 
     size = int(second.max()) + 1
     codes, keys = pandas.factorize(first.astype(np.int64) * size + second)
-    return codes, [divmod(key, size) for key in keys.tolist()]
+    return codes, list(zip(keys // size, keys % size, strict=True))

@@ -178,6 +178,8 @@ def _with_names(row: dict[str, Any]) -> dict[str, Any]:
     """
     names: list[Any] = []
     keys = [key for key in row if "class-" in str(row.get(f"{key}-metadata"))]
+    if not keys:
+        return row
     for key in keys:
         metadata = row.pop(f"{key}-metadata")
         value = row.pop(key)
@@ -187,7 +189,7 @@ def _with_names(row: dict[str, Any]) -> dict[str, Any]:
             names.append(metadata["class-name"])
         else:
             names += [metadata["class-map"][str(index)] for index in value]
-    return row | {"labels": names} if keys else row
+    return row | {"labels": names}
 
 
 def text_chunks(

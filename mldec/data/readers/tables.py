@@ -383,11 +383,13 @@ def _image_paths(
     # The same cell in tables of two folders is a path of two images, so each row has its own cell.
     if beside_tables:
         bases = {name: os.path.relpath(Path(name).parent, folder) for name in set(sheet.tables)}
-        paths = [cells[code] for code in codes.tolist()]
+        distinct = cells
         cells = []
-        for name, path in zip(sheet.tables, paths, strict=True):
-            is_rooted = _ROOT.match(path)
-            cells.append(path if is_rooted else (PurePath(bases[name]) / path).as_posix())
+        for name, code in zip(sheet.tables, codes.tolist(), strict=True):
+            cell = distinct[code]
+            if not _ROOT.match(cell):
+                cell = (PurePath(bases[name]) / cell).as_posix()
+            cells.append(cell)
         codes = np.arange(len(cells))
 
     # The same cell in two splits may be a photo in the folder of each split.
@@ -463,7 +465,9 @@ def _found_photos(
             photo = photo or finder.find(rest, where)
             while rest and not photo:
                 photo = finder.find_below(rest, where, folders)
-                rest = rest.partition("/")[2] if root else ""
+                if root is None:
+                    break
+                rest = rest.partition("/")[2]
         if root and photo and path_of.setdefault(photo, cell) != cell:
             fault = f"{path_of[photo]} and {cell} may both be {photo}"
             raise DataError(f"{where}: {fault}; write paths inside {folder}")
