@@ -188,4 +188,5 @@ def pairs_of(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, list[tu
 
     size = int(second.max()) + 1
     codes, keys = pandas.factorize(first.astype(np.int64) * size + second)
-    return codes, list(zip(keys // size, keys % size, strict=True))
+    # Python's integers are much faster as indices of lists than those of NumPy.
+    return codes, list(zip((keys // size).tolist(), (keys % size).tolist(), strict=True))

@@ -440,6 +440,8 @@ def _found_photos(
     inside = [cell for cell in cells if not _ROOT.match(cell)]
     first = os.path.join(folder, min(inside, default="").replace("\\", "/"))  # noqa: PTH118
     are_complete = os.path.isfile(first)  # noqa: PTH113
+    if are_complete and len(inside) == len(cells):
+        return cells
     path_of: dict[str, str] = {}  # path elsewhere of each photo
     found = []
     for cell, split, row in zip(cells, splits, rows, strict=True):
