@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import Literal
@@ -230,15 +230,9 @@ class PhotoFinder:
                     self._below[photo.name.lower()].append(photo.as_posix())
                     self._below[photo.stem.lower()].append(photo.as_posix())
 
-        ranked: defaultdict[tuple[bool, bool], list[str]] = defaultdict(list)
-        for photo_path in self._below.get(path.rpartition("/")[2].lower(), []):
-            without_suffix = photo_path.removesuffix(PurePath(photo_path).suffix)
-            ends = (f"/{photo_path}", f"/{without_suffix}")
-            if any(end.lower().endswith(f"/{path.lower()}") for end in ends):
-                is_preferred = not set(folders).isdisjoint(photo_path.lower().split("/")[:-1])
-                has_same_case = any(end.endswith(f"/{path}") for end in ends)
-                ranked[is_preferred, has_same_case].append(photo_path)
-        found = ranked[max(ranked, default=(False, False))]
+        photos = self._below.get(path.rpartition("/")[2].lower(), [])
+        inside = [photo for photo in photos if set(folders) & set(photo.lower().split("/")[:-1])]
+        found = _matches(path, inside) or _matches(path, photos)
         if len(found) > 1:
             fault = f"{path!r} may be {found[0]} or {found[1]} in {self._folder}"
             raise DataError(f"{where}: {fault}; set data.images, or write the whole paths")
@@ -261,3 +255,16 @@ class PhotoFinder:
             if is_photo and PurePath(stem).suffix.lower() not in READ:
                 listing[stem].append(name)
         return listing
+
+
+def _matches(path: str, photos: Sequence[str]) -> list[str]:
+    """Return the photos whose paths end with `path`, with the same case if there is one."""
+    for simplify in (str, str.lower):
+        found = []
+        for photo in photos:
+            ends = (f"/{photo}", f"/{photo.removesuffix(PurePath(photo).suffix)}")
+            if any(simplify(end).endswith(simplify(f"/{path}")) for end in ends):
+                found.append(photo)
+        if found:
+            return found
+    return []

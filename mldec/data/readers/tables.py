@@ -53,7 +53,6 @@ _LAYOUTS = {
     "annotations.xml": "data=cvat",
     "train/labels.json": "data=fiftyone",
     "ImageSets/Main": "data=voc2007",
-    "Annotations/*.xml": "data=voc2007",
 }
 
 
@@ -244,6 +243,8 @@ def _find_tables(folder: Path, train: str) -> dict[str, Path]:
                 f"{name} (add {settings})" for name, settings in find_layouts(folder).items()
             ]
             remedy = "add it, or set data.file to a table"
+            if (folder / "Annotations").is_dir():
+                remedy = "convert Annotations to a table or COCO-style JSON"
             if layouts:
                 remedy = f"found {', '.join(layouts)}"
             raise DataError(f"{folder}: there is no {DEFAULT_FILE}; {remedy}")
@@ -255,22 +256,11 @@ def _find_tables(folder: Path, train: str) -> dict[str, Path]:
 
 def find_layouts(folder: Path) -> dict[str, str]:
     """Return the files of known dataset formats in a folder, and the settings that read them."""
-    found: dict[str, str] = {}  # the first file for each setting
+    layouts: dict[str, str] = {}
     for pattern, settings in _LAYOUTS.items():
         for path in islice(folder.glob(pattern), 1):
-            found.setdefault(settings, path.relative_to(folder).as_posix())
-    for path in map(Path, user_entries(folder)):
-        start = b""
-        if path.suffix.lower() == ".json" and path.is_file():
-            with reading(path), path.open("rb") as file:
-                start = file.read(4096)
-        if b'"annotations"' in start and start.lstrip().startswith(b"["):
-            found[f"data=label_studio data.file={path.name}"] = path.name
-        elif b'"images"' in start or b'"categories"' in start:
-            found.setdefault("data=coco_json", path.name)
-        elif b'"classes"' in start and b'"labels"' in start:
-            found.setdefault("data=fiftyone", path.name)
-    layouts = {name: settings for settings, name in found.items()}
+            if settings not in layouts.values():
+                layouts[path.relative_to(folder).as_posix()] = settings
     # At least two folders with images are class folders. They may be in folders of splits.
     # A test folder often has images without classes.
     inner = [Path(entry.path) for entry in user_entries(folder) if entry.is_dir()]
@@ -280,6 +270,20 @@ def find_layouts(folder: Path) -> dict[str, str]:
         parts = [path for path, meaning in meanings.items() if meaning in ("train", "val")]
     if not layouts and all(sum(map(_has_image, user_entries(part))) > 1 for part in parts):
         layouts["class folders"] = "data=folders"
+
+    # JSON files with any name are recognized by their first keys.
+    for path in map(Path, user_entries(folder)):
+        start = b""
+        if path.suffix.lower() == ".json" and path.is_file():
+            with reading(path), path.open("rb") as file:
+                start = file.read(4096)
+        if b'"annotations"' in start and start.lstrip().startswith(b"["):
+            layouts[path.name] = f"data=label_studio data.file={path.name}"
+        elif b'"images"' in start or b'"categories"' in start:
+            if "data=coco_json" not in layouts.values():
+                layouts[path.name] = "data=coco_json"
+        elif b'"classes"' in start and b'"labels"' in start:
+            layouts[path.name] = "data=fiftyone"
     return layouts
 
 
