@@ -193,7 +193,7 @@ def _data_option(experiment: str | Config, data: Any, words: Sequence[str]) -> l
 def _is_table(data: Any) -> bool:
     if not isinstance(data, str | os.PathLike):
         return True
-    return Path(data).suffix.lower() in (*SUFFIXES, ".txt")
+    return Path(data).suffix.lower() in (*SUFFIXES, ".json", ".txt")
 
 
 def _with_data(config: Config, data: Any, folder: Path) -> tuple[Config, Any]:
