@@ -74,7 +74,7 @@ def fit(
             - a folder: the data root of the experiment. Experiments for own photos also accept one
               folder per class and YOLO folders.
             - a table: CSV, JSON lines, Excel or Parquet, in a form of docs/data.md.
-            - a pandas DataFrame in such a form. Labels are text or lists.
+            - a pandas DataFrame in such a form. Labels are text or lists. Paths may be the index.
             - pairs (path, labels), where labels is a class name or any iterable of them.
             - a `datasets.Dataset` of Hugging Face, or a torch `Dataset` of (image, target), or a
               dictionary of these by the name of their split, such as a `DatasetDict`. Images are
@@ -187,13 +187,13 @@ def _data_option(experiment: str | Config, data: Any, words: Sequence[str]) -> l
     if len(layouts) > 1:
         found = ", ".join(f"{name} ({settings})" for name, settings in layouts.items())
         raise DataError(f"data: {data} has {found}; pass one of them in overrides")
-    return " ".join(layouts.values()).split()
+    return [word for settings in layouts.values() for word in settings.split(" ", 1)]
 
 
 def _is_table(data: Any) -> bool:
     if not isinstance(data, str | os.PathLike):
         return True
-    return Path(data).suffix.lower() in (*SUFFIXES, ".txt")
+    return Path(data).suffix.lower() in (*SUFFIXES, ".json", ".txt")
 
 
 def _with_data(config: Config, data: Any, folder: Path) -> tuple[Config, Any]:
@@ -230,7 +230,8 @@ def _parse_table(config: Config, data: Any, folder: Path) -> tuple[Config, Annot
         frame = pandas.DataFrame(_columns(data), dtype=object)
     else:
         raise DataError(
-            f"data: {abbreviate(data)} is not a folder, table, DataFrame or list of pairs"
+            f"data: {abbreviate(data)} is not a folder, table, DataFrame or list of pairs; pass "
+            f"one, with a column split for several splits"
         )
     names = given_names(part.arguments["classes"], Path.cwd())
     exclusive = part.arguments["exclusive"]

@@ -109,8 +109,8 @@ def indices_of(names: Iterable[_Name]) -> dict[_Name, int]:
 
 
 def abbreviate(value: object) -> str:
-    """Return the repr of a value for a message, truncated to 60 characters."""
-    text = repr(value)
+    """Return the repr of a value for a message, as one line of at most 60 characters."""
+    text = re.sub(r"\s*\n\s*", " ", repr(value))
     if len(text) > 60:
         text = f"{text[:57]}..."
     return text

@@ -243,11 +243,12 @@ class PhotoFinder:
                 return f"{parent}{slash}{found[0]}"
         return None
 
-    def find_below(self, path: str, where: str | Path) -> str | None:
+    def find_below(self, path: str, where: str | Path, folders: Collection[str] = ()) -> str | None:
         """Return the only photo below the folder whose path ends with `path`, or None.
 
-        Tables often list only the names of photos that are in inner folders. For the arguments, the
-        precedence and the error see `find`.
+        Tables often list only the names of photos that are in inner folders. Photos in one of
+        `folders`, names in lower case such as train, have precedence over others. For the other
+        arguments, the precedence and the error see `find`.
         """
         if self._below is None:
             self._below = defaultdict(list)
@@ -258,7 +259,9 @@ class PhotoFinder:
                     self._below[fold_case(photo.name)].append(photo.as_posix())
                     self._below[fold_case(photo.stem)].append(photo.as_posix())
 
-        found = _matches(path, self._below.get(fold_case(path.rpartition("/")[2]), []))
+        photos = self._below.get(fold_case(path.rpartition("/")[2]), [])
+        inside = [photo for photo in photos if set(folders) & set(photo.lower().split("/")[:-1])]
+        found = _matches(path, inside) or _matches(path, photos)
         if len(found) > 1:
             fault = f"{path!r} may be {found[0]} or {found[1]} in {self._folder}"
             raise DataError(f"{where}: {fault}; set data.images, or write the whole paths")

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 EXCEL = (".xlsx", ".xlsm")
-JSON_LINES = (".jsonl", ".ndjson")
-TYPED = (".parquet", *JSON_LINES, *EXCEL)  # all other files are delimited text
-SUFFIXES = (".csv", ".tsv", *TYPED)
+JSON_LINES = (".jsonl", ".ndjson", ".manifest")
+SUFFIXES = (".csv", ".tsv", ".parquet", *JSON_LINES, *EXCEL)  # found in a folder
+TYPED = (".parquet", ".json", *JSON_LINES, *EXCEL)  # all other files are delimited text
 
 CSV_ROWS = 16_384  # rows of delimited text per chunk
 _DELIMITERS = ",\t;|"
@@ -112,16 +112,14 @@ def read_table(path: Path, known: Collection[str], encoding: str = "utf-8") -> "
             return frame[(frame != "").to_numpy().any(axis=1)]
 
         with naming_errors(path, DataError, remedy="restore it"):
-            if suffix in JSON_LINES:
+            if suffix in (".json", *JSON_LINES):
                 lines = io.TextIOWrapper(file, "utf-8-sig")
-                frame = pandas.DataFrame(list(_json_rows(path, lines)))
-            elif suffix == ".parquet":
-                frame = pandas.read_parquet(file)
-            else:
-                return _read_sheets(path, file)
-    frame = with_index(frame)
-    frame.index += 1
-    return frame
+                rows = dict(_json_rows(path, lines))
+                return pandas.DataFrame(list(rows.values()), index=list(rows))
+            if suffix == ".parquet":
+                frame = with_index(pandas.read_parquet(file))
+                return frame.set_index(frame.index + 1)
+            return _read_sheets(path, file)
 
 
 def _read_sheets(path: Path, file: IO[bytes]) -> "DataFrame":
@@ -143,20 +141,55 @@ def _read_sheets(path: Path, file: IO[bytes]) -> "DataFrame":
 
 
 def with_index(frame: "DataFrame") -> "DataFrame":
-    """Return a DataFrame with its named index as columns, and with a new index that starts at 0."""
-    return frame.reset_index(drop=frame.index.names == [None])
+    """Return a DataFrame with its index as columns, and with a new index that starts at 0.
+
+    An index of numbers without a name is not used, nor an index that the DataFrame has as a column.
+    """
+    index = frame.index
+    is_numbered = index.names == [None] and index.inferred_type in ("integer", "floating", "empty")
+    is_column = set(index.names) <= set(frame.columns)
+    return frame.reset_index(drop=is_numbered or is_column, allow_duplicates=True)
 
 
-def _json_rows(path: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield the object of each line."""
+def _json_rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number and the object of each line, or of each item of a list on several lines."""
     for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text:
+            continue
         try:
-            row = json.loads(line or "{}")
+            if text[0] == "[":
+                rows = json.loads(text + "".join(lines))
+            else:
+                rows = [json.loads(text)]
         except ValueError as error:
             raise DataError(f"{path}, row {number}: invalid JSON ({error}); correct it") from error
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, row {number}: not a JSON object; write one per line")
-        yield row
+        for row, value in enumerate(rows, number):
+            if not isinstance(value, dict):
+                raise DataError(f"{path}, row {row}: not a JSON object; write one per line")
+            with naming_errors(f"{path}, row {row}", DataError, remedy="correct it"):
+                yield row, _with_names(value)
+
+
+def _with_names(row: dict[str, Any]) -> dict[str, Any]:
+    """Replace the indices in a manifest of Amazon SageMaker or Rekognition by names of classes.
+
+    `X-metadata` has the name of the label `X`, or a mapping of the indices in `X` to names.
+    """
+    names: list[Any] = []
+    keys = [key for key in row if "class-" in str(row.get(f"{key}-metadata"))]
+    if not keys:
+        return row
+    for key in keys:
+        metadata = row.pop(f"{key}-metadata")
+        value = row.pop(key)
+        if isinstance(value, dict):
+            value = [box["class_id"] for box in value["annotations"]]
+        if "class-name" in metadata:
+            names.append(metadata["class-name"])
+        else:
+            names += [metadata["class-map"][str(index)] for index in value]
+    return row | {"labels": names}
 
 
 def text_chunks(
@@ -238,15 +271,24 @@ def _open(
 ) -> tuple[io.TextIOWrapper, list[str], str, int]:
     """Return the text after the header, the columns, the delimiter, and the next row number."""
     text = decoded(file, encoding, errors)
-    filled = ((number, line) for number, line in enumerate(text, 1) if line.strip())
+    # Comments may precede the header. They have no delimiter, unlike a header such as #,path.
+    comment = re.compile(rf"#[^{_DELIMITERS}]*")
+    lines = enumerate(text, 1)
+    filled = (pair for pair in lines if pair[1].strip() and not comment.fullmatch(pair[1]))
     number, line = next(filled, (1, "path"))
+    if "\0" in line:
+        raise UnicodeDecodeError(encoding, b"\0", 0, 1, "UTF-16 has a NUL in each letter")
     # The first line may define the delimiter for Excel, as in "sep=;".
     separator = re.fullmatch(r'"?sep=(.)"?', line.strip("\ufeff\r\n"))
     if separator:
         number, line = next(filled, (number, "path"))
+    # A name in quotes may contain line breaks.
+    while line.count('"') % 2 and (following := next(lines, None)):
+        number = following[0]
+        line += following[1]
 
     def fields(delimiter: str) -> list[str]:
-        row = next(csv.reader([line], delimiter=delimiter, skipinitialspace=True))
+        row = next(csv.reader(io.StringIO(line), delimiter=delimiter, skipinitialspace=True))
         return [name.strip() for name in row]
 
     def is_better(delimiter: str) -> tuple[bool, int]:

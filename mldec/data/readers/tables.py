@@ -6,28 +6,20 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from os import DirEntry
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mldec.data.columns import (
-    LABELS,
-    MISSING,
-    PATHS,
-    Column,
-    Rules,
-    Sheet,
-    class_labels,
-    named_labels,
-    recognize,
-    sheet_of,
-    split_names,
-)
+from mldec.data.cells import class_labels, named_labels
+from mldec.data.columns import LABELS, PATHS, Roles, Rules, recognize, split_words
 from mldec.data.images import READ
 from mldec.data.labels import Labels, from_statements
 from mldec.data.photos import PhotoFinder, user_entries
+from mldec.data.readers.labeling import studio_paths
+from mldec.data.sheet import MISSING, Column, Sheet, pairs_of, sheet_of
 from mldec.data.source import Source
 from mldec.data.splits import HELD_OUT, SPLITS, HoldOut, check_val, find_split, log_split
 from mldec.data.table import Table, encode_paths, path_inside
@@ -36,7 +28,7 @@ from mldec.data.types import Annotations, StoredImages, check_folder
 from mldec.errors import DataError, log
 from mldec.files.atomic import csv_lines
 from mldec.files.tables import SUFFIXES, read_table, simple_name
-from mldec.files.text import expand_user
+from mldec.files.text import expand_user, reading
 from mldec.names import format_list, given_names, indices_of, unknown_class
 
 if TYPE_CHECKING:
@@ -46,17 +38,18 @@ DEFAULT_FILE = "data.csv"
 # Paths that `path_inside` does not change. The expression is much faster than the function, which
 # matters for tables with millions of rows.
 _PLAIN = re.compile(r"(?!\.{1,2}(/|$))[^/\\:\0]+(/(?!\.{1,2}(/|$))[^/\\:\0]+)*")
-_ROOT = re.compile(r"/+|[A-Za-z]:[\\/]+|[A-Za-z][A-Za-z0-9+.-]*://+")  # of absolute paths and URLs
+# Start of absolute paths and URLs.
+_ROOT = re.compile(r"[\\/]+|[A-Za-z]:[\\/]+|[A-Za-z][A-Za-z0-9+.-]*://+")
 _RULES = Rules()
 
 # Files that identify a dataset format, and the settings that read it.
 _LAYOUTS = {
-    "data.yaml": "data=yolo",
-    "data.yml": "data=yolo",
+    "data.y*ml": "data=yolo",
     "obj.names": "data=yolo",
-    "annotations/instances_train.json": "data=coco_json",
-    "annotations/instances_default.json": "data=coco_json",
-    "train/_annotations.coco.json": "data=coco_json",
+    "labels/**/*.txt": "data=yolo",
+    "*/labels/*.txt": "data=yolo",
+    "annotations/instances_*.json": "data=coco_json",
+    "*/_annotations.coco.json": "data=coco_json",
     "annotations.xml": "data=cvat",
     "train/labels.json": "data=fiftyone",
     "ImageSets/Main": "data=voc2007",
@@ -250,6 +243,8 @@ def _find_tables(folder: Path, train: str) -> dict[str, Path]:
                 f"{name} (add {settings})" for name, settings in find_layouts(folder).items()
             ]
             remedy = "add it, or set data.file to a table"
+            if (folder / "Annotations").is_dir():
+                remedy = "convert Annotations to a table or COCO-style JSON"
             if layouts:
                 remedy = f"found {', '.join(layouts)}"
             raise DataError(f"{folder}: there is no {DEFAULT_FILE}; {remedy}")
@@ -261,7 +256,11 @@ def _find_tables(folder: Path, train: str) -> dict[str, Path]:
 
 def find_layouts(folder: Path) -> dict[str, str]:
     """Return the files of known dataset formats in a folder, and the settings that read them."""
-    layouts = {name: settings for name, settings in _LAYOUTS.items() if (folder / name).exists()}
+    layouts: dict[str, str] = {}
+    for pattern, settings in _LAYOUTS.items():
+        for path in islice(folder.glob(pattern), 1):
+            if settings not in layouts.values():
+                layouts[path.relative_to(folder).as_posix()] = settings
     # At least two folders with images are class folders. They may be in folders of splits.
     # A test folder often has images without classes.
     inner = [Path(entry.path) for entry in user_entries(folder) if entry.is_dir()]
@@ -271,6 +270,20 @@ def find_layouts(folder: Path) -> dict[str, str]:
         parts = [path for path, meaning in meanings.items() if meaning in ("train", "val")]
     if not layouts and all(sum(map(_has_image, user_entries(part))) > 1 for part in parts):
         layouts["class folders"] = "data=folders"
+
+    # JSON files with any name are recognized by their first keys.
+    for path in map(Path, user_entries(folder)):
+        start = b""
+        if path.suffix.lower() == ".json" and path.is_file():
+            with reading(path), path.open("rb") as file:
+                start = file.read(4096)
+        if b'"annotations"' in start and start.lstrip().startswith(b"["):
+            layouts[path.name] = f"data=label_studio data.file={path.name}"
+        elif b'"images"' in start or b'"categories"' in start:
+            if "data=coco_json" not in layouts.values():
+                layouts[path.name] = "data=coco_json"
+        elif b'"classes"' in start and b'"labels"' in start:
+            layouts[path.name] = "data=fiftyone"
     return layouts
 
 
@@ -327,12 +340,12 @@ def parse(
             names = classes
 
     if has_files:
-        paths, rows, folder = _image_paths(sheet, roles.path, folder, beside_tables=beside_tables)
+        paths, rows, folder = _image_paths(sheet, roles, folder, beside_tables=beside_tables)
     else:
         paths, rows, folder = list(map(str, roles.path.cells)), roles.path.codes, Path()
     splits = np.full(len(rows), "")
     if roles.split is not None:
-        splits = split_names(roles.split)
+        splits = np.array(split_words(roles.split), str)[roles.split.codes]
 
     # Several rows of an image are one image. In a table with class columns or with negatives, each
     # row has all labels of its image, so that the rows must be equal.
@@ -358,28 +371,41 @@ def parse(
 
 
 def _image_paths(
-    sheet: Sheet, column: Column, folder: Path | None, *, beside_tables: bool
+    sheet: Sheet, roles: Roles, folder: Path | None, *, beside_tables: bool
 ) -> tuple[list[str], np.ndarray, Path]:
     """Return the paths of M images in a folder, the image of each row, int [N], and the folder."""
     # Cells of other types, such as numbers and lists, are not paths.
-    codes = column.codes
-    cells = [cell if isinstance(cell, str) else "" for cell in column.cells]
+    codes = roles.path.codes
+    cells = [cell if isinstance(cell, str) else "" for cell in roles.path.cells]
     if "" in cells:
         row = int((codes == cells.index("")).argmax())
-        value = column.cells[cells.index("")]
+        value = roles.path.cells[cells.index("")]
         raise DataError(
             f"{sheet.where(row)}: {str(value)!r} is not the path of an image; correct it"
         )
 
-    if folder is not None and folder.is_dir():
-        cells = _found_by_name(sheet, cells, codes, folder)
-
     # The same cell in tables of two folders is a path of two images, so each row has its own cell.
     if beside_tables:
         bases = {name: os.path.relpath(Path(name).parent, folder) for name in set(sheet.tables)}
-        pairs = zip(sheet.tables, codes.tolist(), strict=True)
-        cells = [(PurePath(bases[name]) / cells[code]).as_posix() for name, code in pairs]
+        distinct = cells
+        cells = []
+        for name, code in zip(sheet.tables, codes.tolist(), strict=True):
+            cell = distinct[code]
+            if not _ROOT.match(cell):
+                cell = (PurePath(bases[name]) / cell).as_posix()
+            cells.append(cell)
         codes = np.arange(len(cells))
+
+    # The same cell in two splits may be a photo in the folder of each split.
+    splits = [""] * len(cells)
+    if roles.split is not None:
+        words = split_words(roles.split)
+        codes, pairs = pairs_of(codes, roles.split.codes)
+        splits = [words[split] for _, split in pairs]
+        cells = [cells[cell] for cell, _ in pairs]
+    rows = np.unique(codes, return_index=True)[1]
+    if folder is not None and folder.is_dir():
+        cells = _found_photos(sheet, cells, splits, rows, folder)
 
     # If a path is outside `folder`, all paths become absolute, and their common parent is the
     # folder of the images.
@@ -396,59 +422,69 @@ def _image_paths(
         folder = parent
 
     # Normalize the paths. Different cells, such as a.jpg and ./a.jpg, may be the same image.
-    rows = np.unique(codes, return_index=True)[1]
-    paths = []
+    images: dict[str, int] = {}
+    numbers = []
     for cell, row in zip(cells, rows, strict=True):
         is_plain = _PLAIN.fullmatch(cell)
-        paths.append(cell if is_plain else path_inside(cell, sheet.where(row), folder=folder))
-    # Absolute paths are complete, and their common parent may be a large folder, such as /.
-    if is_inside:
-        paths = _located(sheet, paths, rows, folder)
-    images: dict[str, int] = {}
-    numbers = [images.setdefault(path, len(images)) for path in paths]
+        path = cell if is_plain else path_inside(cell, sheet.where(row), folder=folder)
+        numbers.append(images.setdefault(path, len(images)))
     return list(images), np.array(numbers)[codes], folder
 
 
-def _found_by_name(sheet: Sheet, cells: list[str], codes: np.ndarray, folder: Path) -> list[str]:
-    """Replace paths of another computer and URLs by the only photos with the same last parts."""
+def _found_photos(
+    sheet: Sheet, cells: list[str], splits: Sequence[str], rows: np.ndarray, folder: Path
+) -> list[str]:
+    """Replace paths without a file by the only photos in `folder` that they may name.
+
+    Paths of another computer and URLs name a photo with the same last parts. Other paths may lack
+    the suffix or inner folders. They are not searched if the first one in alphabetical order
+    exists, because that takes long. Folders of the split of a path have precedence.
+    """
     finder = PhotoFinder(folder)
-    path_of: dict[str, str] = {}
-    rows = np.unique(codes, return_index=True)[1]
-    for index, cell in enumerate(cells):
+    inside = [cell for cell in cells if not _ROOT.match(cell)]
+    first = os.path.join(folder, min(inside, default="").replace("\\", "/"))  # noqa: PTH118
+    are_complete = os.path.isfile(first)  # noqa: PTH113
+    if are_complete and len(inside) == len(cells):
+        return cells
+    path_of: dict[str, str] = {}  # path elsewhere of each photo
+    found = []
+    for cell, split, row in zip(cells, splits, rows, strict=True):
         root = _ROOT.match(cell)
-        if not root or cell.startswith(f"{folder}/") or os.path.exists(cell):  # noqa: PTH110
+        is_complete = are_complete
+        if root:
+            is_complete = cell.startswith(f"{folder}/") or os.path.exists(cell)  # noqa: PTH110
+        if is_complete:
+            found.append(cell)
             continue
+
+        where = sheet.where(row)
+        folders = {name for name in SPLITS if SPLITS[name] == SPLITS.get(split)} | {split}
+        # A URL may have quoted characters, and a query after the path. Other paths may begin with
+        # the name of the folder.
+        posix = cell.replace("\\", "/")
+        paths = [posix, posix.removeprefix(f"{folder.name}/")]
+        if root:
+            paths = [posix[root.end() :], *studio_paths(cell)]
         photo = None
-        rest = cell[root.end() :].replace("\\", "/")
-        while rest and not photo:
-            photo = finder.find_below(rest, sheet.where(rows[index]))
-            rest = rest.partition("/")[2]
-        if photo and path_of.setdefault(photo, cell) != cell:
+        for path in paths:
+            rest = path.replace("\\", "/").lstrip("/")
+            photo = photo or finder.find(rest, where)
+            while rest and not photo:
+                photo = finder.find_below(rest, where, folders)
+                if root is None:
+                    break
+                rest = rest.partition("/")[2]
+        if root and photo and path_of.setdefault(photo, cell) != cell:
             fault = f"{path_of[photo]} and {cell} may both be {photo}"
-            raise DataError(f"{sheet.where(rows[index])}: {fault}; write paths inside {folder}")
-        cells[index] = f"{folder}/{photo}" if photo else cell
+            raise DataError(f"{where}: {fault}; write paths inside {folder}")
+        found.append(photo or cell)
+
     if path_of:
         log.info(f"data: {len(path_of):,} paths elsewhere are found in {folder} by their names")
-    return cells
-
-
-def _located(sheet: Sheet, paths: list[str], rows: np.ndarray, folder: Path) -> list[str]:
-    """Replace names without a suffix or without inner folders by the paths of their only photos.
-
-    The folders are not searched if the first path in alphabetical order exists, because that takes
-    long.
-    """
-    if not folder.is_dir() or (folder / min(paths)).is_file():
-        return paths
-
-    finder = PhotoFinder(folder)
-    located = []
-    for path, row in zip(paths, rows, strict=True):
-        where = sheet.where(row)
-        located.append(finder.find(path, where) or finder.find_below(path, where) or path)
-    count = sum(found != path for found, path in zip(located, paths, strict=True))
-    log.info(f"data: {count:,} of {len(paths):,} images were found in {folder} by their names")
-    return located
+    if inside and not are_complete:
+        count = sum(photo != cell for photo, cell in zip(found, cells, strict=True)) - len(path_of)
+        log.info(f"data: {count:,} of {len(inside):,} images were found in {folder} by their names")
+    return found
 
 
 def _merged(

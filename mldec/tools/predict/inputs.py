@@ -135,7 +135,7 @@ class Inputs:
                 return
 
             # Bytes that are not UTF-8 are decoded as in file names.
-            if self._kind in SUFFIXES:
+            if self._kind in (*SUFFIXES, *TYPED):
                 paths = self._from_table(file)
             else:
                 text = decoded(file, errors="surrogateescape")

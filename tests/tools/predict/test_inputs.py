@@ -163,6 +163,7 @@ def test_missing_and_ambiguous_paths_are_faults_of_their_rows(tmp_path):
         ("list.csv", "label,file_name\nx,a.png\ny,b.png\n".encode("utf-16")),
         ("list.tsv", "label\tpath\nx\ta.png\ny\tb.png\n"),
         ("list.jsonl", '{"file_name": "a.png"}\n{"file_name": "b.png"}\n'),
+        ("list.json", '[{"file_name": "a.png"},\n{"file_name": "b.png"}]'),
         ("list.txt", "a.png\r\nb.png\r\n".encode("utf-16")),
     ],
 )

@@ -146,6 +146,7 @@ def test_flag_among_classes_needs_a_decision(read):
         ({"label": NAMES, "label2": "cat _ _ bird _ _"}, "label"),
         ({"label": NAMES, "secondary_labels": "cat _ _ bird _ _"}, "label"),
         ({"label": NAMES, "label.1": "cat _ _ bird _ _"}, "label"),
+        ({"label_names": NAMES, "label_ids": "1 0 1 0 1 0"}, "label_names"),
         ({"labels": NAMES, "tags": "in out in out in out"}, "labels"),
         ({"category": "pet pet pet pet pet pet", "subcategory": NAMES}, "subcategory"),
         ({"label": NAMES, "occluded": "100000"}, "label"),
@@ -208,10 +209,29 @@ def test_value_of_a_label_is_read(read, header, words, rules, caplog):
         read(f"path,label,{header}\n{text}\n1.jpg,dog,{words[1]}", rules=rules)
 
 
+@pytest.mark.parametrize(
+    ("header", "cells"),
+    [
+        ("confidence", "0.93 0.05 0.8 0.7 0.9 1"),
+        ("score", "95% 35% 80% 90% 70% 70%"),
+        ("count", "1 0 3 2 1 1"),
+    ],
+)
+def test_low_scores_next_to_labels_need_a_decision(read, header, cells):
+    columns = {"label": NAMES} | columns_of(**{header: cells})
+    with pytest.raises(DataError, match=rf"{header}.*data\.labels_column=label"):
+        read(columns)
+    assert values(read(columns, rules={"labels_column": "label"}))[0] == ("cat", "dog")
+    high = columns_of(**{header: "0.93 0.75 0.8 0.7 0.9 1"})
+    assert values(read({"label": NAMES} | high))[0] == ("cat", "dog")
+
+
 # Classes
 
 
-@pytest.mark.parametrize("cells", ["3 2 0 5 4 9", "0.8 0.3 0.1 1 0.5 0", "+ - + - + -"])
+@pytest.mark.parametrize(
+    "cells", ["3 2 0 5 4 9", "0.8 0.3 0.1 1 0.5 0", "90% 0% 5% 80% 1% 0%", "+ - + - + -"]
+)
 @pytest.mark.parametrize(
     "others", [{"dog": "101010"}, {"dog": "101010", "cat": "010101", "eel": "110000"}]
 )
@@ -237,6 +257,58 @@ def test_words_of_other_languages(read, words):
     assert values(read(columns)) == (("dog", "cat"), [[1, 0], [0, 0]] * 3)
 
 
+@pytest.mark.parametrize(
+    "marks",
+    [
+        ("✓", "✗"),
+        ("✔️", "✖️"),
+        ("☑", "☐"),
+        ("✅", "❌"),
+        ("checked", "unchecked"),
+        ("ИСТИНА", "ЛОЖЬ"),
+        ("DOĞRU", "YANLIŞ"),
+        ("да", "нет"),
+        ("1.00", "0.000"),
+        ("1.0000e+00", "0.0000e+00"),
+        ("+1", "-1"),
+        ("100%", "0%"),
+        ("T", "F"),
+        ("y", "N"),
+    ],
+)
+def test_marks_of_forms_and_spreadsheets(read, marks):
+    present, absent = marks
+    columns = {"dog": [present, absent] * 3, "cat": [absent] * 6}
+    assert values(read(columns)) == (("dog", "cat"), [[1, 0], [0, 0]] * 3)
+
+
+@pytest.mark.parametrize("mark", ["✅", "✔️", "checked", "dog"])
+def test_ticks_and_the_name_of_the_column_are_present(read, mark):
+    columns = {"dog": [mark, "_"] * 3, "cat": ["_", "x"] * 3}
+    assert values(read(columns)) == (("dog", "cat"), [[1, 0], [0, 1]] * 3)
+
+
+@pytest.mark.parametrize(
+    "cells", ["FFFFFF", "FF__FF", "NNNNNN", "TTTTTT", "FNFNFN", "sand sand sand sand sand sand"]
+)
+def test_letters_need_the_other_one_of_the_pair(read, cells):
+    columns = {"dog": "101010", "cat": "010101", "code": cells}
+    assert values(read(columns_of(**columns)))[0] == ("dog", "cat")
+    assert values(read({"label": NAMES} | columns_of(code=cells)))[0] == ("cat", "dog")
+    with pytest.raises(DataError, match=r"data\.labels_column"):
+        read(columns_of(code=cells))
+    # The other letter may be in another column, and given classes decide.
+    if cells == "FFFFFF":
+        assert len(values(read(columns_of(code=cells, dog="TFTFTF")))[0]) == 2
+        classes = ["dog", "cat", "code"]
+        assert values(read(columns_of(**columns), classes=classes))[1][0] == [1, 0, 0]
+
+
+def test_crosses_without_a_tick_are_ambiguous(read):
+    with pytest.raises(DataError, match="cat"):
+        read(columns_of(dog="101010", cat="✗_✗_✗_"))
+
+
 def test_unknown_word_next_to_present_and_absent_is_an_error(read):
     with pytest.raises(DataError, match="cat"):
         read(columns_of(dog="101010", cat="present absent unsure unsure absent absent"))
@@ -246,6 +318,17 @@ def test_empty_columns_are_counted(read, caplog):
     caplog.set_level(logging.INFO)
     assert values(read(columns_of(dog="101010", eel="______")))[0] == ("dog",)
     assert "empty (1): eel" in caplog.text
+
+
+def test_numbers_of_rows_are_no_classes(read):
+    columns = {"Unnamed: 0.1": "012345", "Unnamed: 0": "012345", "level_0": "012345"}
+    assert values(read(columns_of(dog="101010", **columns)))[0] == ("dog",)
+
+
+def test_several_columns_of_files_and_an_id_need_a_setting(read):
+    text = "ID,left,right,dog,cat\n1,1.jpg,2.jpg,1,0\n2,3.jpg,4.jpg,0,1\n"
+    with pytest.raises(DataError, match=r"data\.path_column"):
+        read(text)
 
 
 def test_names_of_roles_may_be_classes(read):

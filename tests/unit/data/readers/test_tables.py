@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pandas
+import pyarrow
 import pytest
 
 from mldec.build import resolve
@@ -15,6 +16,7 @@ from mldec.data.readers import csv_table
 from mldec.data.readers.tables import parse, to_csv
 from mldec.data.splits import HoldOut
 from mldec.errors import ConfigError, DataError, UserError
+from mldec.files.tables import with_index
 
 
 def write(root, files):
@@ -100,6 +102,15 @@ def table(cells, header="path,labels"):
         (["\u72d7\u3001\u732b", "\u72d7"], 2),
         (["\u72d7\uff1b\u732b", "\u72d7"], 2),
         (["\U0001f436;cat", "cat"], 2),
+        (["\u0643\u0644\u0628\u060c\u0642\u0637", "\u0642\u0637"], 2),
+        (["'dog'", "'cat'"], 2),
+        (['""dog;cat""', '""cat""'], 2),
+        (['""dog"", ""cat""', '""cat""'], 2),
+        (["(dog, cat)", "(cat)", "(dog)"], 2),
+        (["frozenset({'dog', 'cat'})", "set()", "frozenset({'cat'})"], 2),
+        (["array(['dog', 'cat'], dtype=object)", "array([], dtype=object)"], 2),
+        (["dog,", "cat,"], 2),
+        (["1.10", "1.9", "St. Bernard"], 3),
     ],
 )
 def test_cells_are_divided_at_the_separator_that_they_share(read, cells, classes, caplog):
@@ -125,6 +136,8 @@ def test_cells_are_divided_at_the_separator_that_they_share(read, cells, classes
         (["cat-dog", "cat", "dog", "bird"], "data.separator='-'"),
         (["cat_dog", "cat", "dog", "bird"], "data.separator='_'"),
         (["cat:dog", "cat", "dog", "bird"], "data.separator=':'"),
+        (["cat>dog", "cat", "dog", "bird"], "data.separator='>'"),
+        (["cat||dog", "cat;"], "data.separator='|'"),
     ],
 )
 def test_ambiguous_separator_is_a_setting(read, cells, setting):
@@ -157,7 +170,7 @@ def test_other_values_in_cells_are_errors(read, cell):
         read(table([cell, "cat"]))
 
 
-@pytest.mark.parametrize("cell", ["-", "--", "\u2013", "cat;-", "cat:0.9"])
+@pytest.mark.parametrize("cell", ["-", "--", "\u2013", "cat;-", "cat:0.9", "cat(0.9)"])
 def test_signs_and_scores_are_no_names(read, cell):
     with pytest.raises(DataError, match=r"row 3: .*data\.no_label=.*data\.classes"):
         read(table(["cat", cell, "dog"]))
@@ -336,6 +349,13 @@ def test_names_find_their_only_file(read, tmp_path, name):
         assert "in/ISIC_01.jpg" in together(read, text, images="data")[1]
 
 
+@pytest.mark.parametrize("start", ["photos/", "photos\\"])
+def test_paths_may_begin_with_the_name_of_the_folder(read, tmp_path, start):
+    write(tmp_path, {"photos/1.jpg": "", "photos/in/2.jpg": ""})
+    text = f"path,labels\n{start}1.jpg,cat\n{start}in/2.jpg,dog\n"
+    assert together(read, text, images="photos")[1] == {"1.jpg": ["cat"], "in/2.jpg": ["dog"]}
+
+
 def test_absolute_paths_may_be_outside(read, tmp_path):
     text = "path,labels\n/elsewhere/a/1.jpg,cat\nin/2.jpg,dog\n"
     source_root = str(tmp_path).lstrip("/")
@@ -344,7 +364,15 @@ def test_absolute_paths_may_be_outside(read, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "start", ["C:\\Users\\Eva\\", "/home/eva/", "gs://bucket/", "https://a.org/", "file:///mnt/"]
+    "start",
+    [
+        "C:\\Users\\Eva\\",
+        "\\\\server\\share\\",
+        "/home/eva/",
+        "gs://bucket/",
+        "https://a.org/",
+        "file:///mnt/",
+    ],
 )
 def test_paths_of_another_computer_are_found_by_name(read, tmp_path, start, caplog):
     caplog.set_level(logging.INFO, logger="mldec")
@@ -357,6 +385,12 @@ def test_paths_of_another_computer_are_found_by_name(read, tmp_path, start, capl
     for path in ("x/1.jpg", "out/2.jpg"):
         with pytest.raises(DataError, match=f"row [23].*{path[-5:]}"):
             read(text.replace("in/1.jpg", path))
+
+
+def test_urls_may_have_a_query_and_quoted_characters(read, tmp_path):
+    write(tmp_path, {"a 1.jpg": "", "b.jpg": ""})
+    text = "path,labels\nhttps://a.org/x/a%201.jpg?w=1&h=2,cat\nhttps://a.org/b.jpg?raw,dog\n"
+    assert together(read, text)[1] == {"a 1.jpg": ["cat"], "b.jpg": ["dog"]}
 
 
 def test_folder_may_have_a_tilde(read, tmp_path):
@@ -392,6 +426,10 @@ def test_lock_files_are_not_tables(read):
         "path,labels\na.jpg,cat\nb.jpg,dog\n".encode("utf-16"),
         "path|labels\na.jpg|cat\nb.jpg|dog\n",
         "path, labels, \na.jpg, cat,\nb.jpg, dog, \n",
+        "# exported by a tool\n\npath,labels\na.jpg,cat\nb.jpg,dog\n",
+        "#,path,labels\n0,a.jpg,cat\n1,b.jpg,dog\n",
+        '"path","the\nlabels"\na.jpg,cat\nb.jpg,dog\n',
+        "path,labels\ra.jpg,cat\rb.jpg,dog\r",
     ],
 )
 def test_text_formats(read, content):
@@ -418,6 +456,8 @@ def test_typed_files(read, suffix):
         ("path,labels\n", "rows"),
         ("", "data.csv"),
         ("path,labels,path\na.jpg,cat,b\n", "'path'"),
+        ("path,labels\na.jpg,cat\n".encode("utf-16-le"), r"data\.encoding"),
+        ("path,dog,cat\na.jpg,1,0\npath,dog,cat\n", "row 3"),
     ],
 )
 def test_faults_name_the_row(read, text, name):
@@ -429,6 +469,44 @@ def test_faults_name_the_row(read, text, name):
 def test_faulty_json_line_is_named(read, row):
     with pytest.raises(DataError, match="row 2"):
         read({"m.jsonl": '{"file_name": "a.jpg", "label": "x"}\n' + row}, file="m.jsonl")
+
+
+LINES = [{"path": "a.jpg", "labels": ["cat"]}, {"path": "b.jpg", "labels": ["dog"]}]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [json.dumps(LINES), json.dumps(LINES, indent=1), "\n\n".join(map(json.dumps, LINES)) + "\n\n"],
+)
+def test_json_may_be_a_list_or_have_blank_lines(read, content):
+    expected = (("cat", "dog"), {"a.jpg": ["cat"], "b.jpg": ["dog"]})
+    for name in ("t.json", "t.jsonl"):
+        assert together(read, {name: content}, file=name) == expected
+
+
+def manifest(file, **labels):
+    """Return a line of a manifest with the given labels and metadata."""
+    row = {"source-ref": f"s3://bucket/{file}"}
+    for name, (value, metadata) in labels.items():
+        row |= {name: value, f"{name}-metadata": {**metadata, "human-annotated": "yes"}}
+    return json.dumps(row) + "\n"
+
+
+def test_manifest_has_names_in_its_metadata(read, tmp_path):
+    write(tmp_path, dict.fromkeys(["a.jpg", "b.jpg"], ""))
+    names = {"class-map": {"0": "cat", "1": "dog"}}
+    boxes = {"image_size": [], "annotations": [{"class_id": 1}, {"class_id": 1}]}
+    both = [manifest("a.jpg", my_labels=([0, 1], names)), manifest("b.jpg", my_labels=([], names))]
+    expected = (("cat", "dog"), {"a.jpg": ["cat", "dog"], "b.jpg": []})
+    assert together(read, {"m.manifest": "".join(both)}, file="m.manifest") == expected
+
+    cat = (1, {"class-name": "cat"})
+    lines = [manifest("a.jpg", t_cat=cat, t_dog=(1, {"class-name": "dog"}))]
+    lines.append(manifest("b.jpg", boxes=(boxes, names)))
+    expected[1]["b.jpg"] = ["dog"]
+    assert together(read, {"m.manifest": "".join(lines)}, file="m.manifest") == expected
+    with pytest.raises(DataError, match=r"row 1.*7"):
+        read({"m.manifest": manifest("a.jpg", my_labels=([7], names))}, file="m.manifest")
 
 
 # Several tables
@@ -461,6 +539,24 @@ def test_tables_in_folders_of_splits(read, tmp_path, name):
     assert next(iter(train)) == "train/1.jpg"
     assert next(iter(val)) == "valid/1.jpg"
     assert next(iter(read(files, val="test")[2])) == "test/1.jpg"
+
+
+@pytest.mark.parametrize("parent", ["", "images/", "x/"])
+@pytest.mark.parametrize("name", ["1.jpg", "1", "C:\\x\\1.jpg"])
+def test_split_selects_the_folder_of_equal_names(read, tmp_path, parent, name):
+    files = [f"{parent}{split}/{n}.jpg" for split in ("train", "valid") for n in (1, 2)]
+    write(tmp_path, dict.fromkeys(files, ""))
+    text = "path,labels\n2.jpg,{}\n" + name + ",{}\n"
+    expected = [{files[1]: ["cat"], files[0]: ["dog"]}, {files[3]: ["dog"], files[2]: ["cat"]}]
+    _, train, val = read(
+        {"train.csv": text.format("cat", "dog"), "val.csv": text.format("dog", "cat")}
+    )
+    assert [names(train), names(val)] == expected
+
+    rows = ["path,labels,split", "2.jpg,cat,train", "2.jpg,dog,val"]
+    rows += [f"{name},dog,train", f"{name},cat,val"]
+    _, train, val = read("\n".join(rows))
+    assert [names(train), names(val)] == expected
 
 
 def test_single_table_has_any_name(read):
@@ -503,6 +599,16 @@ def test_settings_of_older_checkpoints_are_accepted():
         ({"cat/1.jpg": "", "dog/2.jpg": ""}, "data=folders"),
         ({"train/_annotations.coco.json": "", "valid/1.jpg": ""}, "data=coco_json"),
         ({"annotations/instances_train.json": ""}, "data=coco_json"),
+        ({"images/1.jpg": "", "result.json": '{"images": [], "categories": []}'}, "coco_json"),
+        ({"data/1.jpg": "", "labels.json": '{"classes": [], "labels": {}}'}, "data=fiftyone"),
+        (
+            {"my project.json": '[{"id": 1, "annotations": []}]'},
+            r"data=label_studio data\.file=my project\.json",
+        ),
+        ({"Annotations/1.xml": "", "JPEGImages/1.jpg": ""}, "convert Annotations"),
+        ({"cat/1.jpg": "", "dog/2.jpg": "", "x.json": '{"images": 2}'}, "data=folders"),
+        ({"set.yaml": "", "labels/train/1.txt": "", "images/train/1.jpg": ""}, "data=yolo"),
+        ({"train/labels/1.txt": "", "train/images/1.jpg": ""}, "data=yolo"),
     ],
 )
 def test_other_layouts_are_named(read, files, settings):
@@ -555,6 +661,7 @@ def frame_of(**columns):
     return pandas.DataFrame({"filename": paths, **columns})
 
 
+LISTS = pandas.ArrowDtype(pyarrow.list_(pyarrow.string()))
 FRAMES = {
     "bool": frame_of(dog=[True, False, True], cat=[1, 0, 1]),
     "object": frame_of(dog=[True, None, False], cat=[1.0, np.nan, 0.0]),
@@ -565,14 +672,18 @@ FRAMES = {
     "arrays": frame_of(labels=[np.array(["dog"]), np.array(["dog", "cat"]), frozenset(["cat"])]),
     "negatives": frame_of(labels=["dog", None, "cat"], negatives=["cat", "dog; cat", ""]),
     "index": frame_of(label=["dog", "cat", "dog"]).groupby("filename").agg(list),
+    "unnamed index": frame_of(label=["dog", "cat", "dog"]).set_index("filename").rename_axis(None),
+    "index and column": frame_of(label=["dog", "cat", "dog"]).set_index("filename", drop=False),
+    "levels": pandas.concat({"x": frame_of(dog=[1, 0, 1], cat=[0, 1, 1])}, axis=1),
+    "filtered": frame_of(label=["dog", "cat", "dog"]).set_index(pandas.Index([7, 8, 9])),
+    "arrow": frame_of(labels=pandas.Series([["dog"], ["cat"], []], dtype=LISTS)),
 }
 
 
 @pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES)
 def test_record_is_read_to_the_same_images(tmp_path, frame, monkeypatch):
     monkeypatch.setattr("pathlib.Path.is_dir", lambda path: True)
-    rows = frame.reset_index(drop=frame.index.name is None)
-    parsed = parse({"data": rows}, Rules())
+    parsed = parse({"data": with_index(frame)}, Rules())
     assert {"dog", "cat"} == set(parsed.table.classes)
     assert parsed.table.files.tolist() == [b"a.jpg", b"b.jpg", b"in/c.jpg"]
 
