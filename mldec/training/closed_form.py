@@ -78,7 +78,8 @@ class HeadFit:
         # The backbone in a file of `init` may have blocks that it had not when the head was built.
         sizes = getattr(model.backbone, "block_sizes", None)
         if sizes and model.needs_blocks:
-            model.head.blocks = dict(sizes)
+            head: Any = model.head
+            head.blocks = dict(sizes)
         self.loss = as_loss(loss).to(device)  # only used for the loss in the evaluation
         self.device = device
         self.precision = config.train.precision.for_device(device)

@@ -15,6 +15,7 @@ from mldec.data.fingerprint import fingerprint
 from mldec.data.types import same_images
 from mldec.errors import DataError, log
 from mldec.evaluation import open as opening
+from mldec.evaluation.left_out import StoredLogits
 from mldec.evaluation.open import EvaluationSetup
 from mldec.evaluation.options import EvalOptions
 from mldec.evaluation.output import Results, report, same_scores
@@ -168,7 +169,10 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
     if other is not None:
         title += f" compared with {other.path}"
     cost, curves, training_notes = read_training(folder_of_run(setup.loaded.path))
-    notes = constant_note + score_notes(setup) + [heat_note, training.note] + training_notes
+    notes = constant_note + score_notes(setup)
+    if isinstance(data.val.dataset, StoredLogits):
+        notes.append("Scores are leave-one-out: each image is scored by a fit without it.")
+    notes += [heat_note, training.note] + training_notes
     root = setup.config.data.get("root")
     return ReportContent(
         title=f"{title}: {len(classes):,} classes, {images:,} images",

@@ -376,6 +376,7 @@ def test_comparison_with_a_model_of_the_same_photos_is_reported(cli, photos):
     cli.out("train", *WORDS, "name=csra", "head=csra", "train.epochs=1", "train.min_steps=null")
     words = ["report", "outputs/mine", "--compare=outputs/csra", "--out=report.html"]
     assert "too high" in cli.out(*words)
+    assert "leave-one-out" in Path("report.html").read_text()
     words = ["report", "outputs/csra", "--compare=outputs/mine", "--out=report.html"]
     assert "too high" not in cli.out(*words)
 
