@@ -74,6 +74,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any] | None:
 
     from mldec.data.loader import labels_of
     from mldec.evaluation import run as evaluation
+    from mldec.evaluation.left_out import SOURCE, StoredLogits
     from mldec.evaluation.open import load_checkpoint, open_for_evaluation
     from mldec.runtime import distributed
     from mldec.runtime.console import progress_bar
@@ -104,9 +105,10 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any] | None:
         is_hidden = not distributed.is_main()
         order = memory_format(channels_last=config.train.channels_last)
         with explain_out_of_memory(lambda: evaluation.memory_advice(config, device)):
+            scored = setup.scored_data()
             results = evaluation.evaluate(
                 setup.network.to(device).to(memory_format=order),
-                setup.scored_data(),
+                scored,
                 config,
                 device=device,
                 progress=partial(progress_bar, desc="evaluate", hidden=is_hidden),
@@ -125,23 +127,34 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any] | None:
             results.per_class["threshold"] = setup.thresholds * repeats
         if not distributed.is_main():
             return None
-        return print_results(results, loaded.weights, options, names)
+        source = SOURCE if isinstance(scored.val.dataset, StoredLogits) else ""
+        return print_results(results, loaded.weights, options, names, source)
 
 
 def print_results(
-    results: "Results", weights: str, options: EvaluateOptions, names: tuple[str, ...]
+    results: "Results",
+    weights: str,
+    options: EvaluateOptions,
+    names: tuple[str, ...],
+    source: str,
 ) -> dict[str, Any]:
-    """Print the results of K classes, write --json and --csv, and return the content of --json."""
+    """Print the results of K classes, write --json and --csv, and return the content of --json.
+
+    `source` is the origin of the metrics if the model did not score the images, or "".
+    """
     from mldec.evaluation.output import left_out, report, to_csv
 
     for line in left_out(results.bad, results.images):
         log.warning(line)
-    say(f"{options.checkpoint} ({weights} weights) on {results.images:,} images, percent:")
+    images = f"{results.images:,} images{f' ({source})' if source else ''}"
+    say(f"{options.checkpoint} ({weights} weights) on {images}, percent:")
     say(*table(results.metrics))
     if len(names) <= MOST_LISTED:
         say(*class_table(results.per_class, names))
 
     content = report(results, weights, options.checkpoint, names)
+    if source:
+        content["source"] = source
     if options.views:
         content["views"] = options.views
     if options.class_list:

@@ -77,6 +77,7 @@ def test_every_photo_trains_and_is_scored_without_itself(cli, photos):
         assert stored["names"][3] == b"03.png"
         assert stored["logits"].shape == (36, 4)
     content = evaluated(cli, run)
+    assert content["source"] == "leave-one-out"
     assert content["images"] == 36
     assert content["metrics"]["mAP_skip_empty"] == pytest.approx(line["val/mAP_skip_empty"])
     cli.out("calibrate", run, "--json=calibrated.json")
@@ -120,6 +121,7 @@ def test_validation_split_is_evaluated_as_usual(cli, photos):
     assert "loo/mAP_skip_empty" in left_out
     assert "source" not in validation
     content = evaluated(cli, "outputs/split")
+    assert "source" not in content
     assert content["images"] == 9
     assert content["metrics"]["mAP"] == pytest.approx(validation["val/mAP"])
     # Gradient heads keep a tenth, and need validation photos.
